@@ -1,0 +1,81 @@
+"""tacg: decide when a diffusion language model commits a token, from the trajectory of its logits.
+
+    import tacg
+    llm = tacg.load("tiny")
+    out = llm.generate("Hello", policy="tacg")
+
+Names are loaded on first use: importing this package imports neither torch nor anything else that is heavy.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tacg.version import __version__
+
+if TYPE_CHECKING:
+    from tacg.engine.events import Finished, Proposal, Started, Step
+    from tacg.engine.loop import Engine
+    from tacg.engine.request import Decode, Request
+    from tacg.errors import LogitsError, TacgError
+    from tacg.gate import GateConfig, GateState, GateStep, commit_step
+    from tacg.knobs import knob
+    from tacg.llm import LLM, load
+    from tacg.policies import Policy, get_policy, policy_names, register
+    from tacg.types import Commit, Contrast, Decision, Needs, Output, Signals
+
+_HOME = {
+    "tacg.engine.events": ("Finished", "Proposal", "Started", "Step"),
+    "tacg.engine.loop": ("Engine",),
+    "tacg.engine.request": ("Decode", "Request"),
+    "tacg.errors": ("LogitsError", "TacgError"),
+    "tacg.gate": ("GateConfig", "GateState", "GateStep", "commit_step"),
+    "tacg.knobs": ("knob",),
+    "tacg.llm": ("LLM", "load"),
+    "tacg.policies": ("Policy", "get_policy", "policy_names", "register"),
+    "tacg.types": ("Commit", "Contrast", "Decision", "Needs", "Output", "Signals"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "LLM",
+    "Commit",
+    "Contrast",
+    "Decision",
+    "Decode",
+    "Engine",
+    "Finished",
+    "GateConfig",
+    "GateState",
+    "GateStep",
+    "LogitsError",
+    "Needs",
+    "Output",
+    "Policy",
+    "Proposal",
+    "Request",
+    "Signals",
+    "Started",
+    "Step",
+    "TacgError",
+    "__version__",
+    "commit_step",
+    "get_policy",
+    "knob",
+    "load",
+    "policy_names",
+    "register",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'tacg' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,251 @@
+"""A lane: the rows of a batch that are decoded with the same policy and settings, side by side.
+
+Everything that belongs to such rows is here: their canvas, the scan's memory, the policy's state. Rows keep their
+slot for life; a free slot is taken by the next row. Each row has its own block and step, so none waits for another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from tacg.engine.events import Proposal, Step
+from tacg.engine.sampling import propose
+from tacg.scan import Memory, observe
+from tacg.types import Commit, Decision, Output, Reason, Signals, top
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+
+    from tacg.engine.request import Decode, Request
+    from tacg.models.base import ModelSpec
+    from tacg.policies import Policy, State
+
+
+@dataclass(slots=True)
+class Row:
+    """One request on its way. `steps` counts decisions, `forwards` model calls."""
+
+    number: int
+    request: Request
+    prompt: Tensor
+    generator: Generator
+    slot: int = -1
+    steps: int = 0
+    forwards: int = 0
+
+
+class Lane:
+    """Canvas, memory and state of S slots; an answer has G positions, a window W of them.
+
+    tokens  int64 [S, G]   the canvas; masked positions hold the mask id
+    masked  bool  [S, G]   still to be committed (all false in a free slot)
+    block   int64 [S]      each row's block
+    step    int64 [S]      steps it has taken in that block
+    when, why int64 [S, G], sure float [S, G]: step, reason and confidence of each commit
+    """
+
+    def __init__(self, policy: Policy, decode: Decode, spec: ModelSpec, device: torch.device) -> None:
+        self.policy, self.decode, self.spec, self.device = policy, decode, spec, device
+        self.rows: list[Row | None] = []
+        self.blocks = torch.tensor(decode.blocks(), device=device)  # [blocks, (start, stop, steps)]
+        self.width = decode.gen_length if decode.observe == "sequence" else int(
+            (self.blocks[:, 1] - self.blocks[:, 0]).max()
+        )
+        self.hidden_ids = torch.tensor(sorted({*spec.unwritable, *decode.suppress}), device=device)
+        self.eos = torch.tensor(spec.eos_ids, device=device)
+        self.memory = Memory(0, self.width, device)
+        self.state: State = policy.start(0, self.width, device)
+        board = torch.zeros(0, decode.gen_length, dtype=torch.int64, device=device)
+        self.tokens, self.when, self.why, self.sure = board, board, board, board.float()
+        self.masked = board.bool()
+        self.block = self.step = board.new_zeros(0)
+
+    # -- rows come and go ------------------------------------------------------------------------------------------
+
+    def join(self, row: Row) -> None:
+        """Give the row a slot with a fully masked answer."""
+        if None not in self.rows:
+            self._grow(max(1, 2 * len(self.rows)))
+        slot = row.slot = self.rows.index(None)
+        self.rows[slot] = row
+        self.memory.forget(slot)
+        self.tokens[slot], self.masked[slot] = self.spec.mask_id, True
+        self.when[slot], self.why[slot], self.sure[slot] = 0, int(Reason.NONE), 0.0
+        self.block[slot], self.step[slot] = 0, 0
+
+    def leave(self, row: Row, finish_reason: str) -> Output:
+        """Free the row's slot and say what came of it."""
+        output = self._output(row, finish_reason)
+        self.rows[row.slot] = None
+        self.masked[row.slot] = False
+        return output
+
+    def live(self) -> list[Row]:
+        """The rows in this lane, by slot."""
+        return [row for row in self.rows if row is not None]
+
+    def _grow(self, slots: int) -> None:
+        more = slots - len(self.rows)
+        self.rows += [None] * more
+        self.memory.grow(slots)
+        self.state = _joined(self.state, self.policy.start(more, self.width, self.device))
+        for name in ("tokens", "masked", "when", "why", "sure", "block", "step"):
+            board = getattr(self, name)
+            setattr(self, name, torch.cat([board, board.new_zeros(more, *board.shape[1:])]))
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def window(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Positions in view int64 [S, W]; those observed and those eligible, bool [S, W]."""
+        start, stop, _ = self.blocks[self.block].unbind(dim=1)
+        offset = torch.arange(self.width, device=self.device)
+        whole = self.decode.observe == "sequence"
+        columns = offset.expand(len(start), -1) if whole else start[:, None] + offset
+        active = (columns >= start[:, None]) & (columns < stop[:, None])
+        columns = columns.clamp(max=self.decode.gen_length - 1)
+        masked = self.masked.gather(1, columns)
+        eligible = masked & active
+        return columns, masked if whole else eligible, eligible
+
+    def decide(self, logits: Tensor, observed: Tensor, eligible: Tensor) -> tuple[Signals, Decision]:
+        """Scan the observed positions, ask the policy, and see to it that the row ends within its steps.
+
+        logits float [P, V], in the order of `observed` [S, W].
+        """
+        logits[:, self.hidden_ids] = -torch.inf
+        proposal = None
+        if self.decode.temperature > 0:
+            rows = self.live()
+            counts = observed.sum(dim=1)[[row.slot for row in rows]].tolist()
+            proposal = propose(logits, counts, [row.generator for row in rows], self.decode.temperature)
+        needs = self.policy.needs
+        signals = observe(
+            logits, observed, eligible, self.memory, needs,
+            step=self.step, steps=self.blocks[self.block, 2],
+            proposal=proposal, noise=self._noise() if "noise" in needs else None,
+        )  # fmt: skip
+        decision, self.state = self.policy.decide(signals, self.state)
+        return signals, decision
+
+    def commit(self, columns: Tensor, signals: Signals, decision: Decision) -> Tensor:
+        """Write the canvas. Returns why each position of the window was committed: int64 [S, W]."""
+        reason = torch.zeros_like(signals.token)
+        if decision.extra is not None:
+            reason[decision.extra & signals.eligible] = int(Reason.EXTRA)
+        reason[decision.base & signals.eligible] = int(Reason.BASE)
+        missing = signals.owed() - (reason > 0).sum(dim=1)
+        late = top(decision.rank, signals.eligible & (reason == 0), missing)
+        reason[late] = int(Reason.FALLBACK)
+
+        for row in self.live():
+            row.steps += 1
+        steps = torch.tensor([row.steps if row else 0 for row in self.rows], device=self.device)
+        slot, offset = reason.nonzero(as_tuple=True)
+        place = slot, columns[slot, offset]
+        self.step += 1
+        self.tokens[place] = signals.token[slot, offset]
+        self.masked[place] = False
+        self.why[place] = reason[slot, offset]
+        self.sure[place] = signals.confidence[slot, offset].to(self.sure.dtype)
+        self.when[place] = steps[slot]
+        return reason
+
+    def advance(self) -> list[Row]:
+        """Move rows whose block is full to their next block; return those that are done."""
+        start, stop, _ = self.blocks[self.block].unbind(dim=1)
+        place = torch.arange(self.decode.gen_length, device=self.device)
+        inside = (place >= start[:, None]) & (place < stop[:, None])
+        full = ~(self.masked & inside).any(dim=1)
+        done = full & (self.block == len(self.blocks) - 1)
+        if self.decode.early_stop:
+            closed = self.masked.cumsum(dim=1) == 0  # nothing masked up to here
+            done |= (closed & torch.isin(self.tokens, self.eos)).any(dim=1)
+        finished = []
+        for row, row_full, row_done in zip(self.rows, full.tolist(), done.tolist(), strict=True):
+            if row is None:
+                continue
+            if row_done:
+                finished.append(row)
+            elif row_full:
+                self.block[row.slot] += 1
+                self.step[row.slot] = 0
+                if self.decode.observe == "block":
+                    self.memory.forget(row.slot)
+        return finished
+
+    def _noise(self) -> Tensor:
+        noise = torch.zeros(len(self.rows), self.width, device=self.device)
+        for row in self.live():
+            noise[row.slot] = torch.rand(self.width, generator=row.generator, device=self.device)
+        return noise
+
+    # -- what is told ----------------------------------------------------------------------------------------------
+
+    def step_events(self, columns: Tensor, signals: Signals, decision: Decision, reason: Tensor) -> list[Step]:
+        """One `Step` for each row."""
+        shown = {**signals.measured, **decision.notes}
+        names, values = list(shown), [board.tolist() for board in shown.values()]
+        place, seen, why = columns.tolist(), signals.observed.tolist(), reason.tolist()
+        token, sure = signals.token.tolist(), signals.confidence.tolist()
+        canvas, block = self.tokens.tolist(), self.block.tolist()
+        events = []
+        for row in self.live():
+            s = row.slot
+            offsets = [w for w in range(self.width) if seen[s][w]]
+            committed = tuple(
+                Commit(place[s][w], token[s][w], row.steps, Reason(why[s][w]).name.lower(), sure[s][w])
+                for w in offsets
+                if why[s][w]
+            )
+            proposals = tuple(
+                Proposal(place[s][w], token[s][w], sure[s][w], {n: float(v[s][w]) for n, v in zip(names, values, strict=True)})
+                for w in offsets
+            )
+            events.append(Step(row.number, row.steps, block[s], tuple(canvas[s]), committed, proposals))
+        return events
+
+    def _output(self, row: Row, finish_reason: str) -> Output:
+        tokens, masked = self.tokens[row.slot].tolist(), self.masked[row.slot].tolist()
+        boards = zip(
+            tokens, self.when[row.slot].tolist(), self.why[row.slot].tolist(), self.sure[row.slot].tolist(), strict=True
+        )
+        commits = [
+            Commit(position, token, when, Reason(why).name.lower(), sure)
+            for position, (token, when, why, sure) in enumerate(boards)
+            if why
+        ]
+        ends = [position for position, token in enumerate(tokens) if token in self.spec.eos_ids]
+        if not finish_reason:
+            finish_reason = "eos" if ends else "length"
+        if True in masked:  # stopped before the end: what stands to the left of the first hole
+            hole = masked.index(True)
+            ends = [end for end in ends if end < hole]
+            tokens = tokens[:hole]
+        if self.decode.early_stop and ends:
+            tokens = tokens[: ends[0] + 1]
+        return Output(
+            text="",
+            tokens=tuple(tokens),
+            prompt_tokens=len(row.request.prompt),
+            steps=row.steps,
+            forwards=row.forwards,
+            finish_reason=finish_reason,
+            policy=self.policy.label,
+            commits=tuple(sorted(commits, key=lambda commit: (commit.step, commit.position))),
+        )
+
+
+def lane_key(request: Request) -> tuple[Policy, Decode]:
+    """Rows with equal keys share a lane: everything but prompt and seed."""
+    return request.policy, replace(request.decode, seed=0)
+
+
+def _joined(state: State, more: State) -> State:
+    """Two states, one below the other."""
+    return {
+        name: _joined(value, more[name]) if isinstance(value, dict) else torch.cat([value, more[name]])
+        for name, value in state.items()
+    }

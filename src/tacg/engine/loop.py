@@ -1,0 +1,144 @@
+"""The only loop: forward, scan, decide, commit, emit. It knows ids, not words."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+from tacg.engine.events import Event, Finished, Started
+from tacg.engine.lane import Lane, Row, lane_key
+from tacg.errors import TacgError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import Tensor
+
+    from tacg.engine.request import Decode, Request
+    from tacg.models.base import Denoiser
+    from tacg.policies import Policy
+    from tacg.types import Output
+
+
+class Engine:
+    """Decodes rows in batches. Finished rows leave at once and waiting rows take their place.
+
+    max_rows  rows in the batch at most; the others wait their turn
+    """
+
+    def __init__(self, model: Denoiser, max_rows: int = 32) -> None:
+        if max_rows < 1:
+            raise TacgError(f"`max_rows` must be >= 1, got {max_rows}.")
+        self.model = model
+        self.max_rows = max_rows
+        self._numbers = itertools.count()
+        self._waiting: deque[Row] = deque()
+        self._lanes: dict[tuple[Policy, Decode], Lane] = {}
+        self._cancelled: set[int] = set()
+
+    def submit(self, request: Request) -> int:
+        """Queue a request; returns the row's number."""
+        request.check(self.model.spec)
+        device = self.model.device
+        prompt = torch.tensor(request.prompt, device=device)
+        generator = torch.Generator(device=device).manual_seed(request.decode.seed)
+        self._waiting.append(row := Row(next(self._numbers), request, prompt, generator))
+        return row.number
+
+    def cancel(self, row: int) -> None:
+        """End a row at the next step; it takes part in no further forward."""
+        self._cancelled.add(row)
+
+    @property
+    def busy(self) -> bool:
+        """Whether any row is waiting or under way."""
+        return bool(self._waiting) or any(lane.live() for lane in self._lanes.values())
+
+    @torch.no_grad()
+    def step(self, *, detail: bool = True) -> list[Event]:
+        """One denoising step of every row in the batch. Without `detail` only arrivals and results are told."""
+        events = self._drop_cancelled() + self._admit()
+        views = [(lane, *lane.window()) for lane in self._lanes.values()]
+        if not views:
+            return events
+        for lane, columns, observed, eligible, logits in self._forward(views):
+            signals, decision = lane.decide(logits, observed, eligible)
+            reason = lane.commit(columns, signals, decision)
+            if detail:
+                events += lane.step_events(columns, signals, decision, reason)
+            events += [Finished(row.number, lane.leave(row, "")) for row in lane.advance()]
+        self._lanes = {key: lane for key, lane in self._lanes.items() if lane.live()}
+        return events
+
+    def stream(self, requests: Iterable[Request], *, detail: bool = True) -> Iterator[Event]:
+        """Decode requests and yield events as they happen; leaving the loop early cancels what is left."""
+        mine = {self.submit(request) for request in requests}
+        try:
+            while mine:
+                for event in self.step(detail=detail):
+                    if isinstance(event, Finished):
+                        mine.discard(event.row)
+                    yield event
+        finally:
+            self._cancelled |= mine
+
+    def generate(self, requests: Iterable[Request]) -> list[Output]:
+        """Decode requests; outputs in the order of the requests."""
+        events = self.stream(requests, detail=False)
+        done = {event.row: event.output for event in events if isinstance(event, Finished)}
+        return [done[number] for number in sorted(done)]
+
+    def _admit(self) -> list[Event]:
+        """Let waiting rows in as long as there is room."""
+        events: list[Event] = []
+        room = self.max_rows - sum(len(lane.live()) for lane in self._lanes.values())
+        while self._waiting and room > 0:
+            row = self._waiting.popleft()
+            key = lane_key(row.request)
+            if key not in self._lanes:
+                self._lanes[key] = Lane(*key, self.model.spec, self.model.device)
+            self._lanes[key].join(row)
+            events.append(Started(row.number, row.request.prompt, row.request.decode.gen_length))
+            room -= 1
+        return events
+
+    def _drop_cancelled(self) -> list[Event]:
+        events: list[Event] = []
+        if not self._cancelled:
+            return events
+        for row in [row for row in self._waiting if row.number in self._cancelled]:
+            self._waiting.remove(row)
+            lane = Lane(*lane_key(row.request), self.model.spec, self.model.device)
+            lane.join(row)
+            events.append(Finished(row.number, lane.leave(row, "cancelled")))
+        for lane in self._lanes.values():
+            for row in lane.live():
+                if row.number in self._cancelled:
+                    events.append(Finished(row.number, lane.leave(row, "cancelled")))
+        self._lanes = {key: lane for key, lane in self._lanes.items() if lane.live()}
+        self._cancelled.clear()
+        return events
+
+    def _forward(
+        self, views: list[tuple[Lane, Tensor, Tensor, Tensor]]
+    ) -> list[tuple[Lane, Tensor, Tensor, Tensor, Tensor]]:
+        """Call the model once for all rows of all lanes; logits only where they will be scanned. The only place
+        that calls the model, and so the only place that counts forwards."""
+        pieces: list[Tensor] = []
+        lengths: list[int] = []
+        select: list[Tensor] = []
+        total = 0
+        for lane, columns, observed, _ in views:
+            for row in lane.live():
+                pieces += [row.prompt, lane.tokens[row.slot]]
+                lengths.append(len(row.prompt) + lane.decode.gen_length)
+                answer = total + len(row.prompt)
+                select.append(columns[row.slot][observed[row.slot]] + answer)
+                total += lengths[-1]
+                row.forwards += 1
+        logits = self.model(torch.cat(pieces), lengths, torch.cat(select))
+        sizes = [int(observed.sum()) for _, _, observed, _ in views]
+        return [(*view, part) for view, part in zip(views, logits.split(sizes), strict=True)]

@@ -1,0 +1,87 @@
+"""What is asked of the engine: a prompt, a policy, and how far and in which blocks to decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tacg.errors import TacgError, unknown
+from tacg.knobs import Knobs, knob
+from tacg.policies import Policy, find_preset, get_policy
+
+if TYPE_CHECKING:
+    from tacg.models.base import ModelSpec
+
+
+@dataclass(frozen=True)
+class Decode(Knobs):
+    """Settings of a decode that are not the policy's."""
+
+    gen_length: int = knob(128, "positions to generate", low=1)
+    block_length: int = knob(32, "positions of a block, decoded left to right (>= gen_length: no blocks)", low=1)
+    steps: int | None = knob(None, "denoising steps at most, over all blocks (none: one per position)", low=1)
+    temperature: float = knob(0.0, "0 proposes the argmax, above it Gumbel samples", symbol="T", low=0)
+    seed: int = knob(0, "of the row's own random numbers", low=0)
+    early_stop: bool = knob(True, "end once everything up to the first EOS is committed (the paper: off)")
+    observe: str = knob(
+        "block", "where trajectories are followed: the active block, or all masks", choices=("block", "sequence")
+    )
+    suppress: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps is not None and not len(self.blocks()) <= self.steps:
+            raise TacgError(f"`steps` must be at least the number of blocks, {len(self.blocks())}, got {self.steps}.")
+
+    def blocks(self) -> tuple[tuple[int, int, int], ...]:
+        """(start, stop, steps) of each block. Steps are shared out by length, as evenly as whole numbers allow."""
+        total = self.gen_length if self.steps is None else self.steps
+        edges = [*range(0, self.gen_length, self.block_length), self.gen_length]
+        spent = [total * edge // self.gen_length for edge in edges]
+        return tuple(
+            (start, stop, after - before)
+            for start, stop, before, after in zip(edges[:-1], edges[1:], spent[:-1], spent[1:], strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One row to decode."""
+
+    prompt: tuple[int, ...]
+    policy: Policy
+    decode: Decode
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raise if this model cannot serve the request."""
+        length = len(self.prompt) + self.decode.gen_length
+        if not self.prompt:
+            raise TacgError("The prompt is empty; give at least one token.")
+        if length > spec.max_length:
+            raise TacgError(
+                f"Prompt and answer must fit {spec.max_length} positions of {spec.name!r}, got {len(self.prompt)} + "
+                f"{self.decode.gen_length} = {length}; shorten the prompt or `gen_length`."
+            )
+        for what, ids in (("prompt", self.prompt), ("suppress", self.decode.suppress)):
+            wrong = [each for each in ids if not 0 <= each < spec.vocab_size]
+            if wrong:
+                raise TacgError(f"`{what}` must hold ids in [0, {spec.vocab_size}), got {wrong[0]}.")
+
+
+def resolve(policy: str | Policy, settings: dict[str, Any]) -> tuple[Policy, Decode]:
+    """A policy and decode settings from a spelling and plain keywords, whichever of the two each belongs to.
+
+    What is said wins over what a preset (`name:preset`) says, which wins over the defaults.
+    """
+    made, decode = get_policy(policy), Decode()
+    if isinstance(policy, str) and ":" in policy:
+        decode = decode.turn(**find_preset(*policy.split(":", 1))["decode"])
+    known = decode.knobs().keys() | {"suppress"}
+    for name in settings:
+        if name not in known and name not in made.knobs():
+            raise unknown("setting", name, known | made.knobs().keys())
+    ours = {name: value for name, value in settings.items() if name in known and name != "suppress"}
+    theirs = {name: value for name, value in settings.items() if name not in known}
+    if "suppress" in settings:
+        decode = replace(decode, suppress=tuple(int(each) for each in settings["suppress"]))
+    return made.turn(**theirs), decode.turn(**ours)

@@ -1,0 +1,178 @@
+"""The paper on one screen: Trajectory-Aware Commit Gating (Wang, Luo, Li, Guo, Xu; "TACG", 2026).
+
+The base posterior says *which* token; the gate only says *when*. Three parts decide:
+temporal support (TILG: has the proposal gained on an EMA of past logits?), persistence (the History Gate: has it
+stayed the same for a few steps?) and a budget (at most `k_extra` promotions a row and step).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from tacg.errors import TacgError
+from tacg.knobs import Knobs, knob
+from tacg.scan import Memory, observe
+from tacg.types import Contrast, Needs, Signals, top
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+SNAPSHOT = Needs("margin", "entropy")
+
+
+@dataclass(frozen=True)
+class GateConfig(Knobs):
+    """The gate's knobs. History Gate only: k_extra=0. TILG only: m_base=m_extra=1. Neither: the base policy."""
+
+    w: float = knob(0.3, "weight of the contrast between current logits and reference", symbol="w", low=0)
+    beta: float = knob(0.95, "decay of the EMA reference", symbol="β", low=0, high=1)
+    support_lambda: float = knob(0.05, "weight of support in readiness", symbol="λ", low=0)
+    tau_floor: float = knob(0.8, "confidence below which nothing is promoted", symbol="τ_floor", low=0, high=1)
+    tau_escape: float = knob(0.95, "confidence that needs no persistence (above 1: never)", symbol="τ_esc", low=0)
+    m_base: int = knob(3, "steps a base proposal must persist", symbol="m_base", low=1)
+    m_extra: int = knob(2, "steps a promotion must persist (the paper: <= m_base)", symbol="m_extra", low=1)
+    k_extra: int = knob(2, "promotions a row and step at most", symbol="K_extra", low=0)
+    support: str = knob(
+        "gain", "probability gain q(x̂) - p_ref(x̂), or clipped log ratio", symbol="σ", choices=("gain", "log_ratio")
+    )
+    gamma: float = knob(1.0, "upper clip of the log-ratio support", symbol="γ", low=0)
+    eps: float = knob(1e-6, "smoothing inside the log-ratio support", symbol="ε", low=0)
+    preserve_margin: float | None = knob(
+        None, "top-1 minus top-2 margin that keeps a base decision", symbol="preserve_base", low=0
+    )
+
+    def needs(self) -> Needs:
+        """The signals that the gate itself reads."""
+        names = () if self.preserve_margin is None else ("margin",)
+        return Needs("reference", "readout", *names, contrast=Contrast(self.w, self.beta))
+
+
+@dataclass(frozen=True, slots=True)
+class GateStep:
+    """What the gate decided, all [B, L]. `commit` = `base` | `extra`. Outside the mask: token -1, streak 1, rest 0.
+
+    commit, base, extra (bool); tokens, streak (int64); confidence, support, readiness (float).
+    """
+
+    commit: Tensor
+    base: Tensor
+    extra: Tensor
+    tokens: Tensor
+    confidence: Tensor
+    support: Tensor
+    readiness: Tensor
+    streak: Tensor
+
+
+class GateState:
+    """The trajectory that `commit_step` carries from step to step. A fresh one is neutral everywhere."""
+
+    def __init__(self) -> None:
+        self.shape: tuple[int, ...] | None = None  # (B, L, V)
+        self.memory: Memory | None = None
+        self.tokens: Tensor | None = None  # int64 [B, L], the last proposals
+        self.streak: Tensor | None = None  # int64 [B, L]
+        self.steps = 0
+
+
+def persistence(signals: Signals, tokens: Tensor | None, streak: Tensor | None) -> Tensor:
+    """h: int64 [R, W], consecutive observations with an unchanged proposal; 1 at the first one."""
+    if tokens is None or streak is None:
+        return torch.ones_like(signals.token)
+    same = signals.observed & ~signals.first & (signals.token == tokens)
+    return torch.where(same, streak + 1, 1)
+
+
+def temporal_support(signals: Signals, config: GateConfig) -> Tensor:
+    """σ: float [R, W], how much the trajectory supports the proposal (Eqs. 8 and 9)."""
+    if config.support == "gain":
+        return (signals.readout - signals.reference).clamp(min=0.0)
+    ratio = (signals.confidence + config.eps).log() - (signals.reference + config.eps).log()
+    return torch.where(signals.observed, ratio.clamp(0.0, config.gamma), 0.0)
+
+
+def commit_rule(signals: Signals, base_ready: Tensor, streak: Tensor, support: Tensor, config: GateConfig) -> GateStep:
+    """The commit rule (Section 3.5) on scalars. base_ready bool [R, W]: the underlying decoder's accepted set."""
+    confidence = signals.confidence
+    readiness = confidence + config.support_lambda * support
+    escaped = confidence >= config.tau_escape
+
+    kept = (streak >= config.m_base) | escaped
+    if config.preserve_margin is not None:
+        kept |= signals.margin >= config.preserve_margin
+    base = base_ready & signals.eligible & kept
+
+    candidates = signals.eligible & ~base & (confidence >= config.tau_floor)
+    candidates &= (streak >= config.m_extra) | escaped
+    extra = top(readiness, candidates, config.k_extra)
+
+    return GateStep(
+        base | extra, base, extra, signals.token, confidence, support, readiness.masked_fill(~signals.observed, 0), streak
+    )
+
+
+def commit_step(
+    logits: Tensor,
+    mask: Tensor,
+    base_gate: Tensor | Callable[[Signals], Tensor],
+    state: GateState,
+    config: GateConfig | None = None,
+) -> GateStep:
+    """One step of the paper's rule for anybody's own loop; `state` is updated in place.
+
+    logits     float [B, L, V], aligned: position i predicts token i
+    mask       bool [B, L], positions that are still masked; only these are read
+    base_gate  bool [B, L], or a function of `Signals` that returns one. A function may carry an attribute
+               `needs` (a `Needs`) to ask for more than margin and entropy, for example `Needs("kl")`.
+
+    No position is forced: a step may commit nothing. Write with `torch.where(step.commit, step.tokens, x)`.
+    """
+    config = config or GateConfig()
+    _check(logits, mask, state)
+    if not callable(base_gate):
+        _check_base(base_gate, mask)
+    if state.memory is None:
+        state.shape, state.memory = tuple(logits.shape), Memory(*mask.shape, device=logits.device)
+    wanted = getattr(base_gate, "needs", SNAPSHOT) if callable(base_gate) else Needs()
+    count = torch.full((len(mask),), state.steps, device=mask.device)
+    signals = observe(
+        logits[mask], mask, mask, state.memory, wanted | config.needs(), step=count, steps=count + mask.shape[1]
+    )
+    if callable(base_gate):
+        base_gate = base_gate(signals)
+        _check_base(base_gate, mask)
+
+    streak = persistence(signals, state.tokens, state.streak)
+    state.tokens, state.streak, state.steps = signals.token, streak, state.steps + 1
+    return commit_rule(signals, base_gate, streak, temporal_support(signals, config), config)
+
+
+def _check(logits: Tensor, mask: Tensor, state: GateState) -> None:
+    if logits.dim() != 3 or not logits.is_floating_point():
+        raise TacgError(f"`logits` must be float [B, L, V], got {logits.dtype} {tuple(logits.shape)}.")
+    if mask.dtype != torch.bool or mask.shape != logits.shape[:2]:
+        raise TacgError(
+            f"`mask` must be bool {tuple(logits.shape[:2])} as `logits` is {tuple(logits.shape)}, "
+            f"got {mask.dtype} {tuple(mask.shape)}."
+        )
+    if mask.device != logits.device:
+        raise TacgError(f"`mask` must be on the device of `logits`, {logits.device}, got {mask.device}.")
+    if state.memory is None:
+        return
+    if state.shape != tuple(logits.shape) or state.memory.seen.device != logits.device:
+        raise TacgError(
+            f"`state` follows logits of shape {state.shape} on {state.memory.seen.device}, got {tuple(logits.shape)} "
+            f"on {logits.device}. Start another sequence with a fresh GateState()."
+        )
+
+
+def _check_base(base_ready: Tensor, mask: Tensor) -> None:
+    if base_ready.dtype != torch.bool or base_ready.shape != mask.shape:
+        raise TacgError(
+            f"`base_gate` must give bool {tuple(mask.shape)}, got {base_ready.dtype} {tuple(base_ready.shape)}."
+        )

@@ -1,0 +1,155 @@
+"""Knobs: every setting is declared once, with its range, its symbol in the paper and its meaning.
+
+A settings class is a frozen dataclass that inherits `Knobs` and declares its fields with `knob(…)`. Validation, the
+command line's parsing, `tacg policies` and the docs all read that one declaration.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+import typing
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+from tacg.errors import TacgError, unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """What one setting is: `kind` is its Python type, `low` and `high` are inclusive."""
+
+    name: str
+    kind: type
+    default: Any
+    meaning: str
+    symbol: str = ""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    optional: bool = False
+
+    @property
+    def type_name(self) -> str:
+        """The type as a person reads it: `float in [0, 1] or none`, `even | linspace`."""
+        name = " | ".join(self.choices) if self.choices else self.kind.__name__
+        if self.low is not None and self.high is not None:
+            name += f" in [{self.low:g}, {self.high:g}]"
+        elif self.low is not None:
+            name += f" >= {self.low:g}"
+        return name + (" or none" if self.optional else "")
+
+    def check(self, value: Any) -> Any:
+        """Return `value` in the knob's own type, or raise naming the knob, the constraint and the value."""
+        if value is None and self.optional:
+            return None
+        if self.kind is float and type(value) is int:
+            value = float(value)
+        right_type = type(value) is self.kind and not (self.kind is float and math.isnan(value))
+        in_range = right_type and (
+            (not self.choices or value in self.choices)
+            and (self.low is None or value >= self.low)
+            and (self.high is None or value <= self.high)
+        )
+        if not in_range:
+            raise TacgError(f"`{self.name}` must be {self.type_name}, got {value!r}.")
+        return value
+
+    def parse(self, text: str) -> Any:
+        """Read a value typed on a command line."""
+        word = text.strip().lower()
+        if self.optional and word in ("none", "null", ""):
+            return None
+        if self.kind is bool:
+            meanings = {"true": True, "yes": True, "on": True, "1": True}
+            meanings |= {"false": False, "no": False, "off": False, "0": False}
+            if word not in meanings:
+                raise TacgError(f"`{self.name}` must be true or false, got {text!r}.")
+            return meanings[word]
+        try:
+            return self.check(self.kind(text.strip()))
+        except (ValueError, TypeError) as error:
+            if isinstance(error, TacgError):
+                raise
+            raise TacgError(f"`{self.name}` must be {self.type_name}, got {text!r}.") from None
+
+
+def knob(
+    default: Any,
+    meaning: str,
+    *,
+    symbol: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """Declare a dataclass field as a knob."""
+    facts = {"meaning": meaning, "symbol": symbol, "low": low, "high": high, "choices": choices}
+    return field(default=default, metadata={"knob": facts})
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """A frozen settings class. Fields that are themselves `Knobs` are groups: their knobs are reached by plain name."""
+
+    def __post_init__(self) -> None:
+        for each in own_knobs(type(self)):
+            object.__setattr__(self, each.name, each.check(getattr(self, each.name)))
+
+    def groups(self) -> dict[str, Knobs]:
+        """The fields of this object that hold knobs of their own."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Knobs)}
+
+    def knobs(self) -> dict[str, Knob]:
+        """Every knob that can be turned on this object, groups included, by name."""
+        found = {each.name: each for each in own_knobs(type(self))}
+        for group in self.groups().values():
+            twice = found.keys() & group.knobs().keys()
+            if twice:
+                raise TacgError(f"Two knobs are named `{min(twice)}` in {type(self).__name__}: rename one of them.")
+            found |= group.knobs()
+        return found
+
+    def values(self) -> dict[str, Any]:
+        """The current value of every knob, by name."""
+        found = {each.name: getattr(self, each.name) for each in own_knobs(type(self))}
+        for group in self.groups().values():
+            found |= group.values()
+        return found
+
+    def turn(self, **changes: Any) -> Self:
+        """Return a copy with these knobs changed; unknown names raise with the nearest match."""
+        known = self.knobs()
+        for name in changes:
+            if name not in known:
+                raise unknown(f"knob of `{getattr(self, 'name', type(self).__name__)}`", name, known)
+        mine = {each.name for each in own_knobs(type(self))}
+        new: dict[str, Any] = {name: value for name, value in changes.items() if name in mine}
+        for field_name, group in self.groups().items():
+            theirs = {n: v for n, v in changes.items() if n not in mine and n in group.knobs()}
+            if theirs:
+                new[field_name] = group.turn(**theirs)
+        return dataclasses.replace(self, **new)
+
+
+@functools.cache
+def own_knobs(cls: type[Knobs]) -> tuple[Knob, ...]:
+    """The knobs that a class declares itself, in order."""
+    hints = typing.get_type_hints(cls)
+    found = []
+    for each in fields(cls):
+        if facts := each.metadata.get("knob"):
+            kind, optional = _plain(hints[each.name])
+            found.append(Knob(each.name, kind, each.default, optional=optional, **facts))
+    return tuple(found)
+
+
+def _plain(hint: Any) -> tuple[type, bool]:
+    """`float | None` -> (float, True); `int` -> (int, False)."""
+    if isinstance(hint, types.UnionType):
+        plain = [arm for arm in typing.get_args(hint) if arm is not types.NoneType]
+        return plain[0], True
+    return hint, False

@@ -1,0 +1,1 @@
+"""Models: canvas in, logits out. Native, from config.json and safetensors."""

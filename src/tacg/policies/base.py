@@ -1,0 +1,179 @@
+"""The contract of a policy, and the register of those that exist.
+
+A policy is a frozen dataclass: its fields are its knobs, `needs` names the signals it reads, and `decide` is a pure
+function from signals (and its own small state) to a decision. It never sees logits, the canvas or the model.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tomllib
+from dataclasses import dataclass
+from importlib import metadata, resources
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from tacg.errors import TacgError, unknown
+from tacg.knobs import Knobs
+from tacg.types import Decision, Needs, Signals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch import Tensor
+
+State = dict[str, Any]  # tensors whose first axis is the row; may nest
+
+
+@dataclass(frozen=True)
+class Policy(Knobs):
+    """Decides when proposals are committed. Subclasses are frozen dataclasses; one file per published decoder.
+
+    name   what users type (set by the register)
+    needs  signals beyond token and confidence that `decide` reads
+
+    Progress is the engine's business: a policy may accept nothing, and the engine then commits by `Decision.rank`.
+    """
+
+    name: ClassVar[str] = ""
+
+    @property
+    def needs(self) -> Needs:
+        """Nothing beyond token and confidence, unless a policy says otherwise."""
+        return Needs()
+
+    def start(self, rows: int, width: int, device: torch.device) -> State:
+        """State for `rows` rows of `width` positions, tensors [rows, width, …].
+
+        There is nothing to reset later: where `signals.first` is true a trajectory begins, whatever the state holds.
+        """
+        return {}
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """What to commit now, and the state after it. Must not modify its arguments."""
+        raise NotImplementedError(f"`{type(self).__name__}` must define decide(signals, state).")
+
+    @property
+    def label(self) -> str:
+        """The name with the knobs that differ from their defaults: `confidence(threshold=0.7)`."""
+        defaults = {name: each.default for name, each in self.knobs().items()}
+        changed = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+                   for name, value in self.values().items() if value != defaults[name]]  # fmt: skip
+        return self.name + (f"({', '.join(changed)})" if changed else "")
+
+
+@dataclass(frozen=True)
+class Wrapper(Policy):
+    """A policy over another policy, spelled `wrapper+base`; `wrapper` alone wraps `confidence`."""
+
+    base: Policy
+
+    @property
+    def label(self) -> str:
+        """As any policy's, with the base spelled out unless it is the default one."""
+        plain = super().label
+        _, bracket, knobs = plain.partition("(")
+        name = self.name if self.base.name == DEFAULT_BASE else f"{self.name}+{self.base.name}"
+        return name + bracket + knobs
+
+
+DEFAULT_BASE = "confidence"
+GROUP = "tacg.policies"  # the entry-point group in which other packages announce policies
+
+_BUILT_IN = {
+    "schedule": "tacg.policies.schedule:Schedule",
+    "confidence": "tacg.policies.confidence:Confidence",
+    "klass": "tacg.policies.klass:Klass",
+    "tacg": "tacg.policies.tacg:Tacg",
+}
+_registered: dict[str, type[Policy]] = {}
+
+P = TypeVar("P", bound=type[Policy])
+
+
+def register(name: str) -> Callable[[P], P]:
+    """Class decorator: make a policy available under `name` in this process."""
+
+    def add(cls: P) -> P:
+        if name in policy_names() and _registered.get(name) is not cls:
+            raise TacgError(f"A policy named {name!r} exists already; choose another name.")
+        cls.name = name
+        _registered[name] = cls
+        return cls
+
+    return add
+
+
+def policy_names() -> list[str]:
+    """Every policy that can be asked for, without importing any of them."""
+    announced = {point.name for point in metadata.entry_points(group=GROUP)}
+    return sorted(_BUILT_IN.keys() | _registered.keys() | announced)
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The class behind a name; imported on first use."""
+    if name in _registered:
+        return _registered[name]
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        cls = getattr(importlib.import_module(module), attribute)
+    else:
+        points = [point for point in metadata.entry_points(group=GROUP) if point.name == name]
+        if not points:
+            raise unknown("policy", name, policy_names())
+        cls = points[0].load()
+        if not (isinstance(cls, type) and issubclass(cls, Policy)):
+            raise TacgError(f"Entry point {points[0].value!r} must name a subclass of tacg.Policy, got {cls!r}.")
+    cls.name = name
+    _registered[name] = cls
+    return cls
+
+
+def get_policy(spec: str | Policy, **knobs: Any) -> Policy:
+    """A policy from its spelling, with knobs turned.
+
+    `confidence`, `tacg` (over confidence), `tacg+klass`; `name:preset` starts from published settings, for example
+    `tacg:llada/gsm8k` (see `tacg policies --presets`).
+    """
+    if isinstance(spec, Policy):
+        return spec.turn(**knobs)
+    name, _, preset = spec.partition(":")
+    settings = find_preset(name, preset)["knobs"] if preset else {}
+    return _build(name).turn(**(settings | knobs))
+
+
+def _build(name: str) -> Policy:
+    outer, _, inner = name.partition("+")
+    cls = policy_class(outer)
+    if issubclass(cls, Wrapper):
+        return cls(base=_build(inner or DEFAULT_BASE))
+    if inner:
+        raise TacgError(f"`{outer}` wraps no other policy, so {name!r} means nothing; try `tacg+{outer}`.")
+    return cls()
+
+
+def presets() -> dict[str, dict[str, Any]]:
+    """Published settings by full name, `tacg:llada/gsm8k`: {"knobs": …, "decode": …}."""
+    text = resources.files("tacg.policies").joinpath("presets.toml").read_text(encoding="utf-8")
+    tables = tomllib.loads(text)
+    models = tables.pop("models")
+    found = {}
+    for policy, tasks in tables.items():
+        for task, knobs in tasks.items():
+            found[f"{policy}:{task}"] = {"knobs": knobs, "decode": models[task.partition("/")[0]]}
+    return found
+
+
+def find_preset(policy: str, task: str) -> dict[str, Any]:
+    """One entry of `presets()`, or an error with the nearest match."""
+    known = presets()
+    full = f"{policy}:{task}"
+    if full not in known:
+        raise unknown("preset", full, known)
+    return known[full]
+
+
+def fresh(signals: Signals, values: Tensor, neutral: float) -> Tensor:
+    """`values` [R, W, …] with `neutral` wherever a trajectory begins in this step."""
+    first = signals.first.view(*signals.first.shape, *[1] * (values.dim() - 2))
+    return values.masked_fill(first, neutral)

@@ -1,0 +1,47 @@
+"""Confidence threshold and factor: Wu et al., "Fast-dLLM: Training-free Acceleration of Diffusion LLM", 2025."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from tacg.knobs import knob
+from tacg.policies.base import Policy, State
+from tacg.types import Decision
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tacg.types import Signals
+
+
+@dataclass(frozen=True)
+class Confidence(Policy):
+    """Commit every proposal that is sure enough.
+
+    With a `factor` f the bar moves with the crowd: the n-th surest position is committed if (n + 1)(1 - c_n) <= f,
+    so one position may be less sure than ten. The surest always passes.
+    """
+
+    threshold: float = knob(0.9, "confidence to commit", symbol="τ", low=0, high=1)
+    strict: bool = knob(False, "commit above the threshold only, not at it")
+    factor: float | None = knob(None, "replaces the threshold by Fast-dLLM's factor rule", symbol="f", low=0)
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """Threshold, or factor when it is set."""
+        sure = signals.confidence
+        if self.factor is not None:
+            ready = self._prefix(sure, signals.eligible, self.factor)
+        else:
+            ready = sure > self.threshold if self.strict else sure >= self.threshold
+        return Decision(ready & signals.eligible, rank=sure), state
+
+    @staticmethod
+    def _prefix(sure: Tensor, eligible: Tensor, factor: float) -> Tensor:
+        """(n + 1)(1 - c_n) never falls along the sorted row, so the accepted prefix is wherever it is small enough."""
+        ordered, order = sure.masked_fill(~eligible, -1.0).sort(dim=1, descending=True, stable=True)
+        n = torch.arange(1, sure.shape[1] + 1, device=sure.device)
+        passes = ((n + 1) * (1 - ordered) <= factor) | (n == 1)
+        return torch.zeros_like(eligible).scatter_(1, order, passes)

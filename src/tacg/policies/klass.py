@@ -1,0 +1,47 @@
+"""KLASS: Kim et al., "KLASS: KL-Guided Fast Inference in Masked Diffusion Models", 2025."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from tacg.knobs import knob
+from tacg.policies.base import Policy, State, fresh
+from tacg.types import Decision, Needs
+
+if TYPE_CHECKING:
+    from tacg.types import Signals
+
+
+@dataclass(frozen=True)
+class Klass(Policy):
+    """Commit what is sure and has stopped moving: the last `history` divergences from step to step are all small.
+
+    A first observation diverges from nothing at all, which counts as about 27.6 nats minus the entropy: stable only
+    under a `kl_threshold` meant to switch the test off. The first `history - 1` steps of a block accept nothing.
+    """
+
+    threshold: float = knob(0.9, "confidence to commit", symbol="τ", low=0, high=1)
+    kl_threshold: float = knob(0.01, "divergence below which a position is stable", symbol="ε_KL", low=0)
+    history: int = knob(2, "steps that must all be stable", symbol="n", low=1)
+    strict: bool = knob(True, "commit above the threshold only, not at it")
+
+    @property
+    def needs(self) -> Needs:
+        """The divergence from the previous step."""
+        return Needs("kl")
+
+    def start(self, rows: int, width: int, device: torch.device) -> State:
+        """recent: float [rows, width, history], the last divergences, newest last."""
+        return {"recent": torch.full((rows, width, self.history), torch.inf, device=device)}
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """Stable and sure."""
+        recent = fresh(signals, state["recent"], torch.inf)
+        recent = torch.cat([recent[..., 1:], signals.kl[..., None].to(recent.dtype)], dim=-1)
+        stable = (recent < self.kl_threshold).all(dim=-1) & (signals.step >= self.history - 1)[:, None]
+        sure = signals.confidence > self.threshold if self.strict else signals.confidence >= self.threshold
+        decision = Decision(stable & sure & signals.eligible, rank=signals.confidence, notes={"kl": signals.kl})
+        return decision, {"recent": recent}

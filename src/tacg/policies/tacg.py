@@ -1,0 +1,60 @@
+"""TACG over any policy: Wang et al., "TACG: Trajectory-Aware Commit Gating for Diffusion Language Model Decoding", 2026.
+
+The rule itself is `tacg.gate`; this file only plugs it into the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from tacg.gate import GateConfig, commit_rule, persistence, temporal_support
+from tacg.knobs import knob
+from tacg.policies.base import State, Wrapper
+from tacg.types import Decision, Needs
+
+if TYPE_CHECKING:
+    from tacg.types import Signals
+
+
+@dataclass(frozen=True)
+class Tacg(Wrapper):
+    """Hold back what its base policy would commit too early, promote a few that the trajectory supports.
+
+    Without a promotion budget (`k_extra=0`) no reference is kept and the base policy's own ranking stands, so that
+    with `m_base=1` as well nothing at all is changed.
+    """
+
+    gate: GateConfig = field(default_factory=GateConfig)
+    fallback: str = knob(
+        "readiness", "what picks a position when none is ready", choices=("readiness", "base")
+    )
+
+    @property
+    def needs(self) -> Needs:
+        """The base policy's, and the gate's as far as its parts are switched on."""
+        mine = self.gate.needs() if self.gate.k_extra else Needs(*self.gate.needs().names & {"margin"})
+        return self.base.needs | mine
+
+    def start(self, rows: int, width: int, device: torch.device) -> State:
+        """tokens and streak int64 [rows, width]; base: the wrapped policy's state."""
+        board = torch.zeros(rows, width, dtype=torch.int64, device=device)
+        return {"tokens": board, "streak": board, "base": self.base.start(rows, width, device)}
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """Ask the base policy, then gate its answer."""
+        below, base_state = self.base.decide(signals, state["base"])
+        streak = persistence(signals, state["tokens"], state["streak"])
+        promoting = self.gate.k_extra > 0
+        support = temporal_support(signals, self.gate) if promoting else torch.zeros_like(signals.confidence)
+        ready = below.base if below.extra is None else below.base | below.extra
+        step = commit_rule(signals, ready, streak, support, self.gate)
+        decision = Decision(
+            base=step.base,
+            extra=step.extra,
+            rank=step.readiness if promoting and self.fallback == "readiness" else below.rank,
+            notes={**below.notes, "streak": streak, "support": support, "readiness": step.readiness},
+        )
+        return decision, {"tokens": signals.token, "streak": streak, "base": base_state}
