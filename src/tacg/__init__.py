@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tacg.gate import GateConfig, GateState, GateStep, commit_step
     from tacg.knobs import knob
     from tacg.llm import LLM, load
-    from tacg.policies import Policy, get_policy, policy_names, register
+    from tacg.policies import Policy, State, get_policy, policy_names, register
     from tacg.types import Commit, Contrast, Decision, Needs, Output, Signals
 
 _HOME = {
@@ -33,7 +33,7 @@ _HOME = {
     "tacg.gate": ("GateConfig", "GateState", "GateStep", "commit_step"),
     "tacg.knobs": ("knob",),
     "tacg.llm": ("LLM", "load"),
-    "tacg.policies": ("Policy", "get_policy", "policy_names", "register"),
+    "tacg.policies": ("Policy", "State", "get_policy", "policy_names", "register"),
     "tacg.types": ("Commit", "Contrast", "Decision", "Needs", "Output", "Signals"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -57,6 +57,7 @@ __all__ = [
     "Request",
     "Signals",
     "Started",
+    "State",
     "Step",
     "TacgError",
     "__version__",

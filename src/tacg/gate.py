@@ -38,7 +38,10 @@ class GateConfig(Knobs):
     m_extra: int = knob(2, "steps a promotion must persist (the paper: <= m_base)", symbol="m_extra", low=1)
     k_extra: int = knob(2, "promotions a row and step at most", symbol="K_extra", low=0)
     support: str = knob(
-        "gain", "probability gain q(x̂) - p_ref(x̂), or clipped log ratio", symbol="σ", choices=("gain", "log_ratio")
+        "gain",
+        "probability gain q(x̂) - p_ref(x̂), or clipped log ratio",
+        symbol="σ",
+        choices=("gain", "log_ratio"),
     )
     gamma: float = knob(1.0, "upper clip of the log-ratio support", symbol="γ", low=0)
     eps: float = knob(1e-6, "smoothing inside the log-ratio support", symbol="ε", low=0)
@@ -112,7 +115,14 @@ def commit_rule(signals: Signals, base_ready: Tensor, streak: Tensor, support: T
     extra = top(readiness, candidates, config.k_extra)
 
     return GateStep(
-        base | extra, base, extra, signals.token, confidence, support, readiness.masked_fill(~signals.observed, 0), streak
+        base | extra,
+        base,
+        extra,
+        signals.token,
+        confidence,
+        support,
+        readiness.masked_fill(~signals.observed, 0),
+        streak,
     )
 
 
@@ -137,11 +147,17 @@ def commit_step(
     if not callable(base_gate):
         _check_base(base_gate, mask)
     if state.memory is None:
-        state.shape, state.memory = tuple(logits.shape), Memory(*mask.shape, device=logits.device)
+        state.shape, state.memory = tuple(logits.shape), Memory(mask.shape[0], mask.shape[1], logits.device)
     wanted = getattr(base_gate, "needs", SNAPSHOT) if callable(base_gate) else Needs()
     count = torch.full((len(mask),), state.steps, device=mask.device)
     signals = observe(
-        logits[mask], mask, mask, state.memory, wanted | config.needs(), step=count, steps=count + mask.shape[1]
+        logits[mask],
+        mask,
+        mask,
+        state.memory,
+        wanted | config.needs(),
+        step=count,
+        steps=count + mask.shape[1],
     )
     if callable(base_gate):
         base_gate = base_gate(signals)

@@ -7,7 +7,6 @@ command line's parsing, `tacg policies` and the docs all read that one declarati
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import types
 import typing
@@ -47,7 +46,7 @@ class Knob:
             return None
         if self.kind is float and type(value) is int:
             value = float(value)
-        right_type = type(value) is self.kind and not (self.kind is float and math.isnan(value))
+        right_type = type(value) is self.kind and not (isinstance(value, float) and math.isnan(value))
         in_range = right_type and (
             (not self.choices or value in self.choices)
             and (self.low is None or value >= self.low)
@@ -135,7 +134,6 @@ class Knobs:
         return dataclasses.replace(self, **new)
 
 
-@functools.cache
 def own_knobs(cls: type[Knobs]) -> tuple[Knob, ...]:
     """The knobs that a class declares itself, in order."""
     hints = typing.get_type_hints(cls)

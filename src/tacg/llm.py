@@ -115,9 +115,11 @@ class LLM:
             if chat or (chat is None and self.tokenizer.chat_template):
                 return self.tokenizer.chat([{"role": "user", "content": prompt}])
             return self.tokenizer.encode(prompt)
-        if prompt and isinstance(prompt[0], dict):
-            return self.tokenizer.chat(prompt)  # type: ignore[arg-type]
-        return [int(each) for each in prompt]  # type: ignore[call-overload]
+        messages = [each for each in prompt if isinstance(each, dict)]
+        ids = [each for each in prompt if isinstance(each, int)]
+        if len(prompt) not in (len(messages), len(ids)):
+            raise TacgError(f"A prompt must be a text, a list of messages or a list of ids, got {prompt!r}.")
+        return self.tokenizer.chat(messages) if messages else ids
 
     def text(self, tokens: Sequence[int]) -> str:
         """The answer that ids spell: up to the first EOS."""

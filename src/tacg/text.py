@@ -44,7 +44,7 @@ class Tokenizer:
 
     def id_of(self, token: str) -> int | None:
         """The id of a token's exact spelling, or None."""
-        return self._backend.token_to_id(token)  # type: ignore[no-any-return]
+        return self._backend.token_to_id(token)
 
     def owned_ids(self) -> set[int]:
         """Every id that stands for a token."""
@@ -58,7 +58,9 @@ class Tokenizer:
             if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
                 raise TacgError(f"A message must be {{'role': str, 'content': str}}, got {message!r}.")
         specials = {name: _spelling(self.config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
-        return self.encode(_template(self.chat_template).render(messages=messages, add_generation_prompt=True, **specials))
+        return self.encode(
+            _template(self.chat_template).render(messages=messages, add_generation_prompt=True, **specials)
+        )
 
 
 def _spelling(token: Any) -> str:

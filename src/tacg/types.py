@@ -6,15 +6,17 @@ Shapes: R rows of a batch, W positions of a row's window (the active block, or t
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tacg.errors import TacgError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MEASURED = ("margin", "entropy", "kl", "reference", "readout", "noise")
 
@@ -81,7 +83,7 @@ class Signals:
     steps: Tensor
     measured: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Tensor:
         if name not in MEASURED:
             raise AttributeError(name)
         if name not in self.measured:
@@ -89,7 +91,7 @@ class Signals:
         return self.measured[name]
 
     def owed(self) -> Tensor:
-        """int64 [R]: how many positions must be committed now so that the block still ends within its steps.
+        """int64 [R]: how many positions to commit now so that the block ends within its steps without a rush.
 
         The even share of what is left, larger shares first: n0 masks over S steps give n0 // S a step and one more
         in the first n0 mod S steps, which is LLaDA's schedule. With as many steps as positions it is at most 1.
@@ -115,12 +117,14 @@ class Decision:
     base   bool  [R, W]  accepted by the policy's own rule
     rank   float [R, W]  larger is readier; used when a row must commit more than the policy accepted
     extra  bool  [R, W]  promoted beyond the base set (None: nothing)
+    pace   int64 [R]     commits that this step should reach if need be by rank (None: `Signals.owed`)
     notes  float [R, W] values worth showing in a trace, by name: streak, support, …
     """
 
     base: Tensor
     rank: Tensor
     extra: Tensor | None = None
+    pace: Tensor | None = None
     notes: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
 
 

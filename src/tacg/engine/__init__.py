@@ -1,0 +1,1 @@
+"""The engine: the only loop, and the rows that go through it."""

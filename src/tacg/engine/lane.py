@@ -51,15 +51,15 @@ class Lane:
         self.policy, self.decode, self.spec, self.device = policy, decode, spec, device
         self.rows: list[Row | None] = []
         self.blocks = torch.tensor(decode.blocks(), device=device)  # [blocks, (start, stop, steps)]
-        self.width = decode.gen_length if decode.observe == "sequence" else int(
-            (self.blocks[:, 1] - self.blocks[:, 0]).max()
+        self.width = (
+            decode.gen_length if decode.observe == "sequence" else int((self.blocks[:, 1] - self.blocks[:, 0]).max())
         )
         self.hidden_ids = torch.tensor(sorted({*spec.unwritable, *decode.suppress}), device=device)
         self.eos = torch.tensor(spec.eos_ids, device=device)
         self.memory = Memory(0, self.width, device)
         self.state: State = policy.start(0, self.width, device)
         board = torch.zeros(0, decode.gen_length, dtype=torch.int64, device=device)
-        self.tokens, self.when, self.why, self.sure = board, board, board, board.float()
+        self.tokens, self.when, self.why, self.sure = board, board, board, board.double()
         self.masked = board.bool()
         self.block = self.step = board.new_zeros(0)
 
@@ -136,8 +136,9 @@ class Lane:
         if decision.extra is not None:
             reason[decision.extra & signals.eligible] = int(Reason.EXTRA)
         reason[decision.base & signals.eligible] = int(Reason.BASE)
-        missing = signals.owed() - (reason > 0).sum(dim=1)
-        late = top(decision.rank, signals.eligible & (reason == 0), missing)
+        goal = signals.owed() if decision.pace is None else decision.pace.clamp(min=1)
+        goal = torch.where(signals.step + 1 >= signals.steps, self.width, goal)  # the last step takes all that is left
+        late = top(decision.rank, signals.eligible & (reason == 0), goal - (reason > 0).sum(dim=1))
         reason[late] = int(Reason.FALLBACK)
 
         for row in self.live():
@@ -201,7 +202,12 @@ class Lane:
                 if why[s][w]
             )
             proposals = tuple(
-                Proposal(place[s][w], token[s][w], sure[s][w], {n: float(v[s][w]) for n, v in zip(names, values, strict=True)})
+                Proposal(
+                    place[s][w],
+                    token[s][w],
+                    sure[s][w],
+                    {n: float(v[s][w]) for n, v in zip(names, values, strict=True)},
+                )
                 for w in offsets
             )
             events.append(Step(row.number, row.steps, block[s], tuple(canvas[s]), committed, proposals))
@@ -210,7 +216,11 @@ class Lane:
     def _output(self, row: Row, finish_reason: str) -> Output:
         tokens, masked = self.tokens[row.slot].tolist(), self.masked[row.slot].tolist()
         boards = zip(
-            tokens, self.when[row.slot].tolist(), self.why[row.slot].tolist(), self.sure[row.slot].tolist(), strict=True
+            tokens,
+            self.when[row.slot].tolist(),
+            self.why[row.slot].tolist(),
+            self.sure[row.slot].tolist(),
+            strict=True,
         )
         commits = [
             Commit(position, token, when, Reason(why).name.lower(), sure)

@@ -141,4 +141,4 @@ class Engine:
                 row.forwards += 1
         logits = self.model(torch.cat(pieces), lengths, torch.cat(select))
         sizes = [int(observed.sum()) for _, _, observed, _ in views]
-        return [(*view, part) for view, part in zip(views, logits.split(sizes), strict=True)]
+        return [(*view, part) for view, part in zip(views, torch.split(logits, sizes), strict=True)]

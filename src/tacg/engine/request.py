@@ -24,7 +24,9 @@ class Decode(Knobs):
     seed: int = knob(0, "of the row's own random numbers", low=0)
     early_stop: bool = knob(True, "end once everything up to the first EOS is committed (the paper: off)")
     observe: str = knob(
-        "block", "where trajectories are followed: the active block, or all masks", choices=("block", "sequence")
+        "block",
+        "where trajectories are followed: the active block, or all masks",
+        choices=("block", "sequence"),
     )
     suppress: tuple[int, ...] = ()
 

@@ -35,7 +35,11 @@ class Denoiser(Protocol):
     """Predicts the tokens of packed rows. Rows are laid end to end: there is no padding to be confused by."""
 
     spec: ModelSpec
-    device: torch.device
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        ...
 
     def __call__(self, tokens: Tensor, lengths: Sequence[int], select: Tensor) -> Tensor:
         """Logits [P, V] at `select`; aligned, so that position i predicts token i.

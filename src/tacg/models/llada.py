@@ -87,7 +87,14 @@ class LladaConfig:
         return made
 
     def _check(self) -> None:
-        sizes = (self.d_model, self.n_layers, self.n_heads, self.n_kv_heads, self.mlp_hidden_size, self.table_size)
+        sizes = (
+            self.d_model,
+            self.n_layers,
+            self.n_heads,
+            self.n_kv_heads,
+            self.mlp_hidden_size,
+            self.table_size,
+        )
         if min(sizes) < 1:
             raise TacgError(f"config.json: every size must be >= 1, got {self}.")
         if self.d_model % self.n_heads or self.d_model // self.n_heads % 2:
@@ -155,9 +162,7 @@ class Packing:
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """[B, T, H, D] -> [B, T, H * D]."""
     grouped = q.shape[2] != k.shape[2]
-    mixed = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), enable_gqa=grouped
-    )
+    mixed = F.scaled_dot_product_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), enable_gqa=grouped)
     return mixed.transpose(1, 2).flatten(2)
 
 
@@ -184,9 +189,11 @@ class Block(nn.Module):
         normed = self.attn_norm(x)
         q, k, v = (proj(normed).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotate(q, packing.cos, packing.sin), rotate(k, packing.cos, packing.sin)
-        x = x + self.attn_out(packing.attend(q, k, v))
+        mixed: Tensor = self.attn_out(packing.attend(q, k, v))
+        x = x + mixed
         normed = self.ff_norm(x)
-        return x + self.ff_out(F.silu(self.ff_proj(normed)) * self.up_proj(normed))
+        fed: Tensor = self.ff_out(F.silu(self.ff_proj(normed)) * self.up_proj(normed))
+        return x + fed
 
 
 class Llada(nn.Module):

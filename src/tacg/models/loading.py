@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +30,7 @@ MASK_TOKENS = ("<|mdm_mask|>", "<|mask|>")
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|role_end|>")
 
 
-def load_checkpoint(
-    source: str | Path, *, dtype: str = "float32", device: str = "cpu"
-) -> tuple[Llada, Tokenizer]:
+def load_checkpoint(source: str | Path, *, dtype: str = "float32", device: str = "cpu") -> tuple[Llada, Tokenizer]:
     """The model, in evaluation mode on its device, and its tokenizer."""
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
@@ -96,7 +93,9 @@ def _fill(model: nn.Module, directory: Path, dtype: torch.dtype, device: torch.d
         found[name] = tensor.to(device=device, dtype=dtype)
     missing = sorted(wanted.keys() - found.keys())
     if missing:
-        raise TacgError(f"{directory}: {len(missing)} tensor(s) missing from the safetensors files, first {missing[0]!r}.")
+        raise TacgError(
+            f"{directory}: {len(missing)} tensor(s) missing from the safetensors files, first {missing[0]!r}."
+        )
     model.load_state_dict(found, assign=True)
     model.requires_grad_(False)
 
@@ -130,25 +129,29 @@ def _spec(
     name: str, family: str, config: Mapping[str, Any], directory: Path, model: Llada, tokenizer: Tokenizer
 ) -> ModelSpec:
     """What the files say about special ids."""
-    mask_id = config.get("mask_token_id")
-    if mask_id is None:
-        mask_id = next((found for token in MASK_TOKENS if (found := tokenizer.id_of(token)) is not None), None)
-    generation = read_json(directory / "generation_config.json", missing_ok=True)
-    eos: set[int] = set()
-    for value in (config.get("eos_token_id"), generation.get("eos_token_id")):
-        eos |= set(value if isinstance(value, list) else [] if value is None else [value])
-    eos |= {found for token in END_OF_TURN if (found := tokenizer.id_of(token)) is not None}
+    mask = config.get("mask_token_id")
+    if mask is None:
+        mask = next((found for token in MASK_TOKENS if (found := tokenizer.id_of(token)) is not None), None)
+    ends = config.get("eos_token_id")
+    if ends is None:
+        ends = read_json(directory / "generation_config.json", missing_ok=True).get("eos_token_id")
     size = model.config.table_size
-    for field, ids in (("mask_token_id", [mask_id]), ("eos_token_id", sorted(eos) or [None])):
-        if not all(isinstance(each, int) and 0 <= each < size for each in ids):
-            raise TacgError(f"config.json: `{field}` must be a token id below {size}, got {json.dumps(ids)}.")
-    unowned = set(range(size)) - tokenizer.owned_ids()
+    (mask_id,) = _ids("mask_token_id", mask, size)
+    turn_ends = [found for token in END_OF_TURN if (found := tokenizer.id_of(token)) is not None]
     return ModelSpec(
         name=name,
         family=family,
         vocab_size=size,
-        mask_id=int(mask_id),  # type: ignore[arg-type]  # checked above
-        eos_ids=tuple(sorted(eos)),
-        unwritable=tuple(sorted(unowned | {int(mask_id)})),  # type: ignore[arg-type]
+        mask_id=mask_id,
+        eos_ids=tuple(sorted({*_ids("eos_token_id", ends, size), *turn_ends})),
+        unwritable=tuple(sorted({*range(size)} - tokenizer.owned_ids() | {mask_id})),
         max_length=model.config.max_length,
     )
+
+
+def _ids(field: str, value: Any, size: int) -> list[int]:
+    """An id, or a list of them, from config.json."""
+    ids = value if isinstance(value, list) else [value]
+    if not ids or not all(type(each) is int and 0 <= each < size for each in ids):
+        raise TacgError(f"config.json: `{field}` must be a token id below {size}, got {value!r}.")
+    return ids

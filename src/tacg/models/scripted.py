@@ -32,7 +32,7 @@ class ScriptedDenoiser:
         """Logits [P, V] at `select`; every call moves each row's script on by one step."""
         self.calls += 1
         frames = []
-        for row in tokens.split(list(lengths)):
+        for row in torch.split(tokens, list(lengths)):
             number = int(row[0])
             masks = int((row == self.spec.mask_id).sum())
             step, before = self._played.get(number, (0, 0))

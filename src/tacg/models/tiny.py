@@ -14,7 +14,14 @@ from safetensors.torch import save_file
 
 from tacg.models.llada import Llada, LladaConfig
 
-SPECIALS = ["<|endoftext|>", "<|mdm_mask|>", "<|startoftext|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+SPECIALS = [
+    "<|endoftext|>",
+    "<|mdm_mask|>",
+    "<|startoftext|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+]
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}"
     "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
@@ -62,6 +69,8 @@ def write_checkpoint(directory: Path, *, seed: int = 0, liveliness: float = 8.0,
         scale = 1.0 if "wte" in name else tensor.shape[1] ** -0.5
         if name == "model.transformer.ff_out.weight":
             scale *= liveliness
+        elif "q_proj" in name or "k_proj" in name:
+            scale *= 2.5  # sharp attention: neighbouring masks see different things
         weights[name] = torch.randn(tensor.shape, generator=generator) * scale
     save_file(weights, directory / "model.safetensors")
     _write_tokenizer(directory, tokens)
@@ -81,4 +90,3 @@ def _write_tokenizer(directory: Path, tokens: list[str]) -> None:
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-

@@ -116,7 +116,7 @@ def policy_class(name: str) -> type[Policy]:
         return _registered[name]
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
-        cls = getattr(importlib.import_module(module), attribute)
+        cls: type[Policy] = getattr(importlib.import_module(module), attribute)
     else:
         points = [point for point in metadata.entry_points(group=GROUP) if point.name == name]
         if not points:

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
     from tacg.types import Signals
 
-_NEEDS = {"confidence": Needs(), "margin": Needs("margin"), "entropy": Needs("entropy"), "random": Needs("noise")}
+_NEEDS = {
+    "confidence": Needs(),
+    "margin": Needs("margin"),
+    "entropy": Needs("entropy"),
+    "random": Needs("noise"),
+}
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Schedule(Policy):
         """The top of the ranking, as many as the pace says."""
         rank = self._rank(signals)
         count = signals.owed() if self.pace == "even" else self._linspace(signals)
-        return Decision(top(rank, signals.eligible, count), rank=rank), state
+        return Decision(top(rank, signals.eligible, count), rank=rank, pace=count), state
 
     def _rank(self, signals: Signals) -> Tensor:
         if self.rank_by == "entropy":

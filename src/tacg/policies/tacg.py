@@ -1,4 +1,6 @@
-"""TACG over any policy: Wang et al., "TACG: Trajectory-Aware Commit Gating for Diffusion Language Model Decoding", 2026.
+"""TACG over any policy.
+
+Wang et al., "TACG: Trajectory-Aware Commit Gating for Diffusion Language Model Decoding", 2026.
 
 The rule itself is `tacg.gate`; this file only plugs it into the engine.
 """
@@ -28,9 +30,7 @@ class Tacg(Wrapper):
     """
 
     gate: GateConfig = field(default_factory=GateConfig)
-    fallback: str = knob(
-        "readiness", "what picks a position when none is ready", choices=("readiness", "base")
-    )
+    fallback: str = knob("readiness", "what picks a position when none is ready", choices=("readiness", "base"))
 
     @property
     def needs(self) -> Needs:
@@ -55,6 +55,7 @@ class Tacg(Wrapper):
             base=step.base,
             extra=step.extra,
             rank=step.readiness if promoting and self.fallback == "readiness" else below.rank,
+            pace=below.pace,
             notes={**below.notes, "streak": streak, "support": support, "readiness": step.readiness},
         )
         return decision, {"tokens": signals.token, "streak": streak, "base": base_state}

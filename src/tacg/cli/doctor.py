@@ -1,0 +1,82 @@
+"""Say what this machine has, and how to get what it lacks."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from importlib import metadata
+from typing import Annotated, Any
+
+import typer
+
+from tacg.cli.common import print_json
+from tacg.version import __version__
+
+EPILOG = """[bold]Examples[/bold]
+
+tacg doctor
+
+tacg doctor --json"""
+
+
+def main(
+    as_json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.")] = False,
+) -> None:
+    """Print versions, device, threads and optional extras."""
+    found = examine()
+    if as_json:
+        print_json(found)
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name in ("tacg", "python", "platform", "device", "threads", "cores"):
+        table.add_row(f"[dim]{name}[/dim]", str(found[name]))
+    for name, version in found["packages"].items():
+        table.add_row(f"[dim]{name}[/dim]", version or "[red]missing[/red]: pip install tacg")
+    for extra, missing in found["extras"].items():
+        state = (
+            f"[yellow]lacks {', '.join(missing)}[/yellow]: pip install 'tacg\\[{extra}]'"
+            if missing
+            else "[green]present[/green]"
+        )
+        table.add_row(f"[dim]extra: {extra}[/dim]", state)
+    Console().print(table, highlight=False)
+
+
+def examine() -> dict[str, Any]:
+    """The facts, as plain data."""
+    import torch
+
+    core, extras = _requirements()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {
+        "tacg": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": device,
+        "threads": torch.get_num_threads(),
+        "cores": os.cpu_count(),
+        "packages": {name: _version(name) for name in core},
+        "extras": {extra: [name for name in names if _version(name) is None] for extra, names in extras.items()},
+    }
+
+
+def _requirements() -> tuple[list[str], dict[str, list[str]]]:
+    """Core and extra requirements by name, read off the installed package: pyproject.toml is the one list."""
+    core: list[str] = []
+    extras: dict[str, list[str]] = {}
+    for line in metadata.requires("tacg") or []:
+        name = re.split(r"[^A-Za-z0-9_.-]", line, maxsplit=1)[0]
+        extra = re.search(r"extra\s*==\s*['\"]([^'\"]+)['\"]", line)
+        (extras.setdefault(extra.group(1), []) if extra else core).append(name)
+    return core, extras
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

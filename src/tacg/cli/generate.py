@@ -1,0 +1,111 @@
+"""Decode a prompt, or several in one batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tacg.cli.common import parse_settings, print_json
+from tacg.errors import TacgError
+
+if TYPE_CHECKING:
+    from tacg.llm import LLM
+    from tacg.types import Output
+
+EPILOG = """[bold]Examples[/bold]
+
+tacg generate "Hello" --watch
+
+tacg generate "Hello" --policy tacg+klass --set k_extra=1 --set gen_length=64
+
+tacg generate "One" "Two" --policy confidence --json
+
+cat prompts.txt | tacg generate - --policy tacg:llada/gsm8k --model ./LLaDA-8B-Instruct"""
+
+
+def main(
+    prompts: Annotated[
+        list[str], typer.Argument(help="Prompts; a single [cyan]-[/cyan] reads one per line from stdin.")
+    ],
+    model: Annotated[str, typer.Option("--model", "-m", help="Built-in name, directory or hub id.")] = "tiny",
+    policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any knob of the policy or the decode; repeatable."),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the canvas resolving.")] = False,
+    delay: Annotated[float, typer.Option(help="Seconds between frames of --watch.", min=0)] = 0.05,
+    raw: Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")] = False,
+    batch_size: Annotated[int, typer.Option(help="Rows decoded together.", min=1)] = 32,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    as_json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.")] = False,
+) -> None:
+    """Decode prompts and print the answers."""
+    settings = parse_settings(policy, setting or [])
+    if prompts == ["-"]:
+        prompts = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+    if not prompts:
+        raise TacgError("No prompt: stdin was empty.")
+    if watch and len(prompts) > 1:
+        raise TacgError(f"--watch shows one prompt, got {len(prompts)}; leave it out or pass one.")
+
+    from tacg.llm import load
+
+    llm = load(model, dtype=dtype, device=device)
+    chat = False if raw else None
+    done: dict[int, Output] = {}  # filled as prompts finish, so that Ctrl-C loses none of them
+    try:
+        if watch:
+            from tacg.cli.watch import watch_one
+
+            done[0] = watch_one(llm, prompts[0], policy, chat, settings, delay)
+        else:
+            _in_batches(llm, prompts, policy, chat, settings, batch_size, done)
+    except KeyboardInterrupt:
+        typer.secho(f"stopped with {len(done)} of {len(prompts)} done", fg="yellow", err=True)
+    if as_json:
+        rows = [
+            dataclasses.asdict(done[number]) | {"tpf": done[number].tpf, "prompt": number} for number in sorted(done)
+        ]
+        print_json({"model": model, "outputs": rows})
+    else:
+        _show(done, prompts, model, show_text=not watch)
+    if len(done) < len(prompts):
+        raise typer.Exit(130)
+
+
+def _in_batches(
+    llm: LLM, prompts: list[str], policy: str, chat: bool | None, settings: dict[str, Any], batch_size: int,
+    done: dict[int, Output],
+) -> None:  # fmt: skip
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("decoding"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=len(prompts) == 1) as bar:
+        task = bar.add_task("", total=len(prompts))
+
+        def keep(number: int, output: Output) -> None:
+            done[number] = output
+            bar.advance(task)
+
+        llm.generate(prompts, policy, chat=chat, batch_size=batch_size, on_output=keep, **settings)
+
+
+def _show(done: dict[int, Output], prompts: list[str], model: str, *, show_text: bool) -> None:
+    from rich.console import Console
+
+    plain, notes = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
+    for number, output in sorted(done.items()):
+        if len(prompts) > 1:
+            notes.print(f"[bold]> {prompts[number]}[/bold]")
+        if show_text:
+            plain.print(output.text, markup=False)
+        notes.print(
+            f"[dim]{model} · {output.policy} · {len(output.tokens)} tokens · {output.steps} steps · "
+            f"{output.forwards} forwards · {output.tpf:.2f} tokens per forward · {output.finish_reason}[/dim]"
+        )

@@ -1,0 +1,48 @@
+"""`tacg`: one verb per file. Nothing heavy is imported before a verb needs it."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from tacg.cli import doctor, generate, models, policies
+from tacg.errors import TacgError
+from tacg.version import __version__
+
+app = typer.Typer(
+    name="tacg",
+    help="Decode diffusion language models, and see when and why each token is committed.",
+    epilog='Start with:  tacg generate "Hello" --watch',
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+for verb in (generate, policies, models, doctor):
+    app.command(name=verb.__name__.rpartition(".")[2], help=verb.__doc__, epilog=verb.EPILOG)(verb.main)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tacg {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
+    """Take the options that belong to no verb."""
+
+
+def run() -> None:
+    """Entry point of the console script: a user's mistake is one line, not a traceback."""
+    try:
+        app()
+    except TacgError as error:
+        typer.secho(f"error: {error}", fg="red", err=True)
+        sys.exit(2)

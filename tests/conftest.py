@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+import tacg
+from tacg.models.tiny import write_checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Examples are derived from the test's name: a red test is red again the next time.
+settings.register_profile(
+    "tacg", deadline=None, derandomize=True, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tacg")
+
+
+@pytest.fixture(scope="session")
+def llm() -> tacg.LLM:
+    """The tiny random model: a real network, real tokenizer, real template."""
+    return tacg.load("tiny")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """A checkpoint directory that a test may damage."""
+    return write_checkpoint(tmp_path / "checkpoint")
+
+
+@pytest.fixture(autouse=True)
+def _poison_uninitialised_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading what nobody wrote gives NaN instead of yesterday's numbers."""
+    real = torch.Tensor.new_empty
+
+    def poisoned(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+        made = real(self, *args, **kwargs)
+        return made.fill_(float("nan")) if made.is_floating_point() else made
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)

@@ -1,0 +1,280 @@
+"""The laws of the design, each as a property of everything that hypothesis can think of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import tacg
+from tacg import GateConfig, GateState, commit_step
+from tacg.engine.loop import Engine
+from tacg.engine.request import Decode, Request
+from tacg.knobs import Knob, Knobs
+from tacg.policies import get_policy, policy_names
+from tacg.scan import Memory, scan
+from tacg.types import Contrast, Needs
+from tests.worlds import ReactiveDenoiser, decode_one, trajectory
+
+NAMES = ["schedule", "confidence", "klass", "tacg", "tacg+klass", "tacg+schedule"]
+seeds = st.integers(0, 2**31)
+shares = st.floats(0, 1)
+gates = st.builds(
+    GateConfig,
+    w=st.floats(0, 3),
+    beta=shares,
+    support_lambda=st.floats(0, 3),
+    tau_floor=shares,
+    tau_escape=st.floats(0, 1.2),
+    m_base=st.integers(1, 4),
+    m_extra=st.integers(1, 4),
+    k_extra=st.integers(0, 4),
+    support=st.sampled_from(["gain", "log_ratio"]),
+    gamma=st.floats(0.1, 3),
+    preserve_margin=st.none() | shares,
+)
+decodes = st.builds(
+    Decode,
+    gen_length=st.integers(1, 24),
+    block_length=st.integers(1, 24),
+    temperature=st.sampled_from([0.0, 0.0, 0.7]),
+    seed=st.integers(0, 5),
+    early_stop=st.booleans(),
+    observe=st.sampled_from(["block", "sequence"]),
+)
+policies = st.sampled_from(NAMES).flatmap(
+    lambda name: st.builds(
+        lambda gate, threshold: get_policy(name).turn(
+            **{k: v for k, v in (gate | threshold).items() if k in get_policy(name).knobs()}
+        ),
+        gates.map(lambda gate: gate.values()),
+        st.fixed_dictionaries({"threshold": shares, "kl_threshold": st.floats(0, 3), "history": st.integers(1, 3)}),
+    )
+)
+
+
+def play(logits: torch.Tensor, config: GateConfig, threshold: float = 0.5) -> list[tacg.GateStep]:
+    """The gate over a whole trajectory [steps, B, L, V], over a confidence threshold; commits leave the mask."""
+    state, mask = GateState(), torch.ones(logits.shape[1:3], dtype=torch.bool)
+    steps = []
+    for frame in logits:
+        step = commit_step(frame, mask, lambda signals: signals.confidence >= threshold, state, config)
+        steps.append(step)
+        mask = mask & ~step.commit
+    return steps
+
+
+@given(seeds, gates)
+def test_law_1_what_is_written_is_the_argmax_of_the_base_posterior(seed: int, config: GateConfig) -> None:
+    logits = trajectory(seed, 6, 2, 7, 11)
+    for frame, step in zip(logits, play(logits, config), strict=True):
+        assert torch.equal(step.tokens[step.commit], frame.softmax(-1).argmax(-1)[step.commit])
+
+
+@given(seeds, st.sampled_from(["confidence", "klass", "schedule"]), decodes, gates, shares)
+def test_law_2_nothing_on_nothing_changed(seed: int, base: str, decode: Decode, config: GateConfig, tau: float) -> None:
+    plain = get_policy(base) if base == "schedule" else get_policy(base, threshold=tau)
+    off = config.turn(k_extra=0, m_base=1)
+    gated = get_policy(f"tacg+{base}").turn(**plain.values(), **off.values())
+    model = ReactiveDenoiser(seed)
+    alone, wrapped = (Engine(model).generate([Request((3, 5), policy, decode)])[0] for policy in (plain, gated))
+    assert wrapped.commits == alone.commits
+    assert (wrapped.tokens, wrapped.steps) == (alone.tokens, alone.steps)
+
+
+@given(seeds, gates)
+def test_law_3_extras_stay_within_the_budget(seed: int, config: GateConfig) -> None:
+    for step in play(trajectory(seed, 6, 3, 9, 7), config):
+        assert int(step.extra.sum(dim=1).max()) <= config.k_extra
+        assert not bool((step.extra & step.base).any())
+        assert torch.equal(step.commit, step.extra | step.base)
+
+
+@given(seeds, gates, st.integers(1, 4))
+def test_law_4_a_first_observation_is_neutral(seed: int, config: GateConfig, later: int) -> None:
+    """Also for a position that becomes active `later`: z - z̄ is zero there, so q equals p and p_ref equals p."""
+    logits = trajectory(seed, 6, 2, 5, 9)
+    mask = torch.zeros(2, 5, dtype=torch.bool)
+    mask[:, :2] = True
+    state = GateState()
+    for number, frame in enumerate(logits):
+        fresh = mask.clone() if number == 0 else torch.zeros_like(mask)
+        if number == later:
+            mask, fresh = torch.ones_like(mask), ~mask
+        step = commit_step(frame, mask, torch.zeros_like(mask), state, config)
+        assert float(step.support[fresh].abs().sum()) < 1e-12
+        assert bool((step.streak[fresh] == 1).all())
+
+
+@given(seeds, gates, st.floats(-100, 100))
+def test_law_5_a_constant_per_position_changes_no_decision(seed: int, config: GateConfig, size: float) -> None:
+    logits = trajectory(seed, 6, 2, 6, 11)
+    offsets = torch.randn(6, 2, 6, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * size
+    for step, moved in zip(play(logits, config), play(logits + offsets, config), strict=True):
+        assert torch.equal(step.commit, moved.commit)
+        assert torch.equal(step.extra, moved.extra)
+        assert torch.allclose(step.readiness, moved.readiness, atol=1e-9)
+
+
+@given(seeds, st.floats(0, 4), shares)
+def test_law_6_log_odds_of_the_readout(seed: int, w: float, beta: float) -> None:
+    """log q(a)/q(b) = log p(a)/p(b) + w [log p(a)/p(b) - log p_ref(a)/p_ref(b)], read off the scan itself."""
+    logits = trajectory(seed, 4, 3, 8, scale=1.5)
+    slots = torch.arange(3)
+    needs = Needs(contrast=Contrast(w, beta))
+    memories = {token: Memory(1, 3) for token in (2, 5)}
+    for frame in logits:
+        found = {
+            token: scan(frame, slots, memory, needs, proposal=torch.full((3,), token))
+            for token, memory in memories.items()
+        }
+        p, ref, q = (
+            (found[2][name] / found[5][name]).log() for name in ("confidence", "reference", "readout")
+        )
+        assert torch.allclose(q, p + w * (p - ref), atol=1e-9)
+
+
+@given(seeds, st.lists(st.tuples(st.integers(1, 9), policies, decodes), min_size=2, max_size=6), st.integers(1, 6))
+def test_law_7_a_row_does_not_feel_its_neighbours(
+    seed: int, rows: list[tuple[int, tacg.Policy, Decode]], max_rows: int
+) -> None:
+    requests = [
+        Request(tuple(2 + (number + place) % 9 for place in range(length)), policy, decode)
+        for number, (length, policy, decode) in enumerate(rows)
+    ]
+    model = ReactiveDenoiser(seed)
+    together = Engine(model, max_rows=max_rows).generate(requests)
+    assert together == [Engine(model).generate([request])[0] for request in requests]
+
+
+@given(seeds, policies, decodes, st.none() | st.integers(1, 40))
+def test_law_8_every_row_ends_within_its_budget(
+    seed: int, policy: tacg.Policy, decode: Decode, steps: int | None
+) -> None:
+    blocks = len(decode.blocks())
+    budget = None if steps is None else max(steps, blocks)
+    model = ReactiveDenoiser(seed)
+    output = Engine(model).generate([Request((4,), policy, decode.turn(steps=budget))])[0]
+    assert output.steps <= (budget or decode.gen_length)
+    per_step: dict[int, list[str]] = {}
+    for commit in output.commits:
+        per_step.setdefault(commit.step, []).append(commit.reason)
+    assert sorted(per_step) == list(range(1, output.steps + 1)), "every step commits something"
+    if budget is None:  # one step per position: a fallback is always the only commit of its step
+        assert all(reasons == ["fallback"] for reasons in per_step.values() if "fallback" in reasons)
+
+
+@given(seeds, policies, decodes)
+def test_law_8_the_fallback_is_the_readiest(seed: int, policy: tacg.Policy, decode: Decode) -> None:
+    """With one step per position a fallback commits the single best-ranked eligible proposal, lowest position first."""
+    key = "readiness" if "readiness" in _notes(policy) else None
+    for event in Engine(ReactiveDenoiser(seed)).stream([Request((4,), policy, decode)]):
+        if not isinstance(event, tacg.Step) or not any(c.reason == "fallback" for c in event.committed):
+            continue
+        start, stop, _ = decode.blocks()[event.block]
+        eligible = [each for each in event.proposals if start <= each.position < stop]
+        best = max(eligible, key=lambda each: (each.signals[key] if key else each.confidence, -each.position))
+        assert [commit.position for commit in event.committed] == [best.position]
+
+
+def _notes(policy: tacg.Policy) -> set[str]:
+    """What ranks this policy's fallback: readiness if it promotes, else its base's confidence."""
+    return {"readiness"} if policy.values().get("k_extra") else set()
+
+
+@given(seeds, st.lists(st.tuples(policies, decodes), min_size=1, max_size=5))
+@example(0, [(get_policy("tacg"), Decode(gen_length=8)), (get_policy("klass"), Decode(gen_length=3))])
+def test_law_10_forwards_are_counted_where_the_model_is_called(
+    seed: int, rows: list[tuple[tacg.Policy, Decode]]
+) -> None:
+    model = ReactiveDenoiser(seed)
+    requests = [Request((2 + number, 9), policy, decode) for number, (policy, decode) in enumerate(rows)]
+    for number, output in enumerate(Engine(model, max_rows=3).generate(requests)):
+        seen = sum(row[0] == 2 + number for row in model.rows_seen)
+        assert output.forwards == seen
+        assert output.tpf == len(output.tokens) / seen
+
+
+# -- law 9: no dead knobs ---------------------------------------------------------------------------------------------
+
+
+def _alternatives(each: Knob, value: Any) -> list[Any]:
+    """Other values of a knob that ought to matter somewhere."""
+    if each.choices:
+        found: list[Any] = [choice for choice in each.choices if choice != value]
+    elif each.kind is bool:
+        found = [not value]
+    elif each.kind is int:
+        found = [max(int(each.low or 0), value + delta) if value is not None else 5 + delta for delta in (-2, -1, 1, 3)]
+    else:
+        near = [] if value is None else [value / 10, value / 2, value * 1.1, min(value * 20, 3.0)]
+        found = [x if each.high is None else min(x, each.high) for x in (*near, 0.1, 0.5, 0.9)]
+    return [other for other in found if other != value]
+
+
+# Knobs that act only when another one is set: the setting under which they must show.
+CONTEXT = {
+    "gamma": {"support": "log_ratio", "support_lambda": 2.0},
+    "eps": {"support": "log_ratio", "support_lambda": 2.0, "gamma": 9.0, "k_extra": 1},
+    "preserve_margin": {"m_base": 4, "tau_escape": 2.0},
+    "m_base": {"tau_escape": 2.0, "k_extra": 0},
+    "w": {"support_lambda": 2.0},
+    "beta": {"support_lambda": 2.0},
+    "tau_floor": {"m_extra": 1},
+    "last_time": {"pace": "linspace", "steps": 6},
+    "fallback": {"support_lambda": 3.0, "threshold": 1.0, "w": 2.0, "tau_floor": 1.0},
+    "strict": {"threshold": 1.0, "tau_escape": 0.0, "kl_threshold": 100.0, "history": 1},
+    "seed": {"temperature": 0.8},
+}
+
+
+def _behaviour(policy: tacg.Policy, settings: dict[str, Any]) -> list[Any]:
+    """All that a decode shows, over a handful of worlds; EOS is common enough to end some of them."""
+    shown = []
+    for seed in range(10):
+        # The last worlds are so sure of themselves that confidences of exactly 1 occur.
+        model = ReactiveDenoiser(seed, vocab=9, scale=2.0 + seed % 3 if seed < 8 else 200.0)
+        output = decode_one(model, (3, 4), policy, **{"gen_length": 20, "block_length": 20} | settings)
+        shown.append((output.commits, output.tokens, output.steps))
+    return shown
+
+
+@pytest.mark.parametrize("name", [*policy_names(), "tacg+klass"])
+def test_law_9_no_dead_knobs_in_policies(name: str) -> None:
+    policy = get_policy(name)
+    if "threshold" in policy.knobs():
+        policy = policy.turn(threshold=0.5)
+    if "kl_threshold" in policy.knobs():
+        policy = policy.turn(kl_threshold=0.5)
+    if "tau_floor" in policy.knobs():
+        policy = policy.turn(threshold=0.9, tau_floor=0.2, tau_escape=0.9, k_extra=1)
+    dead = []
+    for each in policy.knobs().values():
+        context = CONTEXT.get(each.name, {})
+        decode = {key: value for key, value in context.items() if key in Decode().knobs()}
+        here = policy.turn(**{key: value for key, value in context.items() if key in policy.knobs()})
+        before = _behaviour(here, decode)
+        others = _alternatives(each, here.values()[each.name])
+        if not any(_behaviour(here.turn(**{each.name: other}), decode) != before for other in others):
+            dead.append(each.name)
+    assert not dead
+
+
+def test_law_9_no_dead_knobs_in_the_decode() -> None:
+    policy: Knobs = get_policy("confidence", threshold=0.5)
+    dead = []
+    for each in Decode().knobs().values():
+        settings = {"gen_length": 20, "block_length": 20} | CONTEXT.get(each.name, {})
+        # What is observed beyond the block matters only to a policy that remembers.
+        chosen = get_policy("tacg", threshold=0.5, tau_floor=0.3) if each.name == "observe" else policy
+        settings |= {"block_length": 10} if each.name == "observe" else {}
+        before = _behaviour(chosen, settings)  # type: ignore[arg-type]
+        value = Decode(**settings).values()[each.name]
+        others = _alternatives(each, value)
+        if not any(_behaviour(chosen, settings | {each.name: other}) != before for other in others):  # type: ignore[arg-type]
+            dead.append(each.name)
+    assert not dead
+    assert _behaviour(policy, {"suppress": (2, 3, 4)}) != _behaviour(policy, {})  # type: ignore[arg-type]

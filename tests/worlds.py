@@ -1,0 +1,64 @@
+"""Random worlds for tests: trajectories of logits that drift, so that streaks, peaks and reversals all happen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tacg.engine.loop import Engine
+from tacg.engine.request import Decode, Request
+from tacg.models.base import ModelSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tacg.policies import Policy
+    from tacg.types import Output
+
+MASK, EOS = 1, 0
+
+
+def trajectory(
+    seed: int, steps: int, *shape: int, scale: float = 3.0, drift: float = 0.5, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Logits [steps, *shape]: a random walk; `drift` is the share that is new in every step."""
+    generator = torch.Generator().manual_seed(seed)
+    fresh = torch.randn(steps, *shape, generator=generator, dtype=torch.float64) * scale
+    walk = [fresh[0]]
+    for step in fresh[1:]:
+        walk.append((1 - drift) * walk[-1] + drift**0.5 * step)
+    return torch.stack(walk).to(dtype)
+
+
+class ReactiveDenoiser:
+    """A network-free model whose logits depend on the whole canvas of a row: a wrong commit changes what follows.
+
+    Every position mixes random embeddings of all tokens of its row by distance. float64, so that rounding cannot
+    explain a difference. Keeps count of its calls per row length for tests of accounting.
+    """
+
+    def __init__(self, seed: int = 0, vocab: int = 23, scale: float = 3.0, eos_ids: tuple[int, ...] = (EOS,)) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.embed = torch.randn(vocab, 12, generator=generator, dtype=torch.float64)
+        self.head = torch.randn(12, vocab, generator=generator, dtype=torch.float64) * scale
+        self.place = torch.randn(512, 12, generator=generator, dtype=torch.float64)
+        self.spec = ModelSpec("reactive", "reactive", vocab, MASK, eos_ids, (MASK,), 512)
+        self.device = torch.device("cpu")
+        self.rows_seen: list[tuple[int, ...]] = []
+
+    def __call__(self, tokens: Tensor, lengths: Sequence[int], select: Tensor) -> Tensor:
+        frames = []
+        for row in torch.split(tokens, list(lengths)):
+            self.rows_seen.append(tuple(row.tolist()))
+            place = torch.arange(len(row), dtype=torch.float64)
+            near = torch.exp(-(place[:, None] - place).abs() / 4)
+            state = near @ self.embed[row] / 2 + self.place[: len(row)] / 4
+            frames.append(torch.tanh(state) @ self.head)
+        return torch.cat(frames)[select]
+
+
+def decode_one(model: object, prompt: tuple[int, ...], policy: Policy, **settings: object) -> Output:
+    """One row through a fresh engine."""
+    return Engine(model).generate([Request(prompt, policy, Decode(**settings))])[0]  # type: ignore[arg-type]
