@@ -73,8 +73,8 @@ def test_rows_change_block_on_their_own() -> None:
 
 
 def test_events_tell_the_whole_story() -> None:
-    request = Request((4, 6), get_policy("tacg", threshold=0.6, tau_floor=0.3), Decode(gen_length=18, block_length=6))
-    events = list(Engine(ReactiveDenoiser(3)).stream([request]))
+    request = Request((4, 6), get_policy("tacg", tau_floor=0.6), Decode(gen_length=18, block_length=6))
+    events = list(Engine(ReactiveDenoiser(3, scale=2.0)).stream([request]))
     started, steps, finished = events[0], events[1:-1], events[-1]
     assert isinstance(started, Started)
     assert isinstance(finished, Finished)
@@ -113,9 +113,7 @@ def test_early_stop_ends_at_the_first_closed_eos() -> None:
 
 def test_a_budget_is_kept_evenly() -> None:
     model = ReactiveDenoiser(5)
-    output = decode_one(
-        model, (3,), get_policy("schedule"), gen_length=20, block_length=10, steps=8, early_stop=False
-    )
+    output = decode_one(model, (3,), get_policy("schedule"), gen_length=20, block_length=10, steps=8, early_stop=False)
     sizes = [sum(commit.step == step for commit in output.commits) for step in range(1, 9)]
     assert sizes == [3, 3, 2, 2, 3, 3, 2, 2]
 
@@ -125,7 +123,9 @@ def test_sequence_observation_gives_later_blocks_a_past() -> None:
     script = trajectory(0, 1, 17, 9).float()  # constant logits: streaks only grow
     streaks = {}
     for scope in ("block", "sequence"):
-        request = Request((0,), get_policy("tacg", tau_escape=2.0), Decode(gen_length=16, block_length=8, observe=scope))
+        request = Request(
+            (0,), get_policy("tacg", tau_escape=2.0), Decode(gen_length=16, block_length=8, observe=scope)
+        )
         events = Engine(ScriptedDenoiser([script])).stream([request])
         second = next(e for e in events if isinstance(e, Step) and e.block == 1)
         streaks[scope] = max(each.signals["streak"] for each in second.proposals)

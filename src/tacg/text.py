@@ -57,10 +57,18 @@ class Tokenizer:
         for message in messages:
             if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
                 raise TacgError(f"A message must be {{'role': str, 'content': str}}, got {message!r}.")
+        from jinja2 import TemplateError
+
         specials = {name: _spelling(self.config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
-        return self.encode(
-            _template(self.chat_template).render(messages=messages, add_generation_prompt=True, **specials)
-        )
+        try:
+            text = (
+                _sandbox()
+                .from_string(self.chat_template)
+                .render(messages=messages, add_generation_prompt=True, **specials)
+            )
+        except TemplateError as error:
+            raise TacgError(f"The checkpoint's chat template fails: {error}") from None
+        return self.encode(text)
 
 
 def _spelling(token: Any) -> str:
@@ -68,9 +76,9 @@ def _spelling(token: Any) -> str:
     return str(token["content"]) if isinstance(token, dict) else str(token or "")
 
 
-@functools.lru_cache(maxsize=8)
-def _template(source: str) -> Any:
-    from jinja2 import TemplateError
+@functools.cache
+def _sandbox() -> Any:
+    """Where chat templates run: they come with a checkpoint, so they are a stranger's program."""
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     def refuse(message: str) -> None:
@@ -78,10 +86,7 @@ def _template(source: str) -> Any:
 
     sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     sandbox.globals["raise_exception"] = refuse
-    try:
-        return sandbox.from_string(source)
-    except TemplateError as error:
-        raise TacgError(f"The chat template is not valid jinja: {error}.") from None
+    return sandbox
 
 
 def read_json(path: Path, *, missing_ok: bool = False) -> Mapping[str, Any]:

@@ -55,7 +55,9 @@ def oracle(directory: Path, llm: tacg.LLM) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize("shape", [{}, {"n_kv_heads": 2, "n_layers": 3}, {"d_model": 96, "n_heads": 6, "n_kv_heads": 6}])
+@pytest.mark.parametrize(
+    "shape", [{}, {"n_kv_heads": 2, "n_layers": 3}, {"d_model": 96, "n_heads": 6, "n_kv_heads": 6}]
+)
 def test_logits_equal_bidirectional_llama(tmp_path: Path, shape: dict[str, int]) -> None:
     directory = write_checkpoint(tmp_path, seed=3, liveliness=1.0, **shape)
     llm = tacg.load(directory)

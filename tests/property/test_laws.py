@@ -131,9 +131,7 @@ def test_law_6_log_odds_of_the_readout(seed: int, w: float, beta: float) -> None
             token: scan(frame, slots, memory, needs, proposal=torch.full((3,), token))
             for token, memory in memories.items()
         }
-        p, ref, q = (
-            (found[2][name] / found[5][name]).log() for name in ("confidence", "reference", "readout")
-        )
+        p, ref, q = ((found[2][name] / found[5][name]).log() for name in ("confidence", "reference", "readout"))
         assert torch.allclose(q, p + w * (p - ref), atol=1e-9)
 
 

@@ -54,7 +54,10 @@ def main(
         raise TacgError(f"--watch shows one prompt, got {len(prompts)}; leave it out or pass one.")
 
     from tacg.llm import load
+    from tacg.models.loading import BUILT_IN
 
+    if model in BUILT_IN:
+        typer.secho(f"{model}: {BUILT_IN[model]}", dim=True, err=True)
     llm = load(model, dtype=dtype, device=device)
     chat = False if raw else None
     done: dict[int, Output] = {}  # filled as prompts finish, so that Ctrl-C loses none of them

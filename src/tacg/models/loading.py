@@ -24,7 +24,7 @@ def _llada(config: Mapping[str, Any]) -> Llada:
 
 
 FAMILIES: dict[str, Callable[[Mapping[str, Any]], Llada]] = {"llada": _llada}
-BUILT_IN = {"tiny": "random weights, a few thousand of them: for tests and for seeing the machinery move"}
+BUILT_IN = {"tiny": "random weights that have learned nothing: the machinery is real, the text is noise"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MASK_TOKENS = ("<|mdm_mask|>", "<|mask|>")
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|role_end|>")

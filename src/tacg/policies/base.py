@@ -29,7 +29,7 @@ State = dict[str, Any]  # tensors whose first axis is the row; may nest
 class Policy(Knobs):
     """Decides when proposals are committed. Subclasses are frozen dataclasses; one file per published decoder.
 
-    name   what users type (set by the register)
+    name   what users type; the register sets it where a class does not
     needs  signals beyond token and confidence that `decide` reads
 
     Progress is the engine's business: a policy may accept nothing, and the engine then commits by `Decision.rank`.
@@ -97,9 +97,7 @@ def register(name: str) -> Callable[[P], P]:
     def add(cls: P) -> P:
         if name in policy_names() and _registered.get(name) is not cls:
             raise TacgError(f"A policy named {name!r} exists already; choose another name.")
-        cls.name = name
-        _registered[name] = cls
-        return cls
+        return _keep(name, cls)
 
     return add
 
@@ -124,7 +122,12 @@ def policy_class(name: str) -> type[Policy]:
         cls = points[0].load()
         if not (isinstance(cls, type) and issubclass(cls, Policy)):
             raise TacgError(f"Entry point {points[0].value!r} must name a subclass of tacg.Policy, got {cls!r}.")
-    cls.name = name
+    return _keep(name, cls)
+
+
+def _keep(name: str, cls: P) -> P:
+    if "name" not in vars(cls):
+        cls.name = name
     _registered[name] = cls
     return cls
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -24,6 +24,8 @@ class Confidence(Policy):
     With a `factor` f the bar moves with the crowd: the n-th surest position is committed if (n + 1)(1 - c_n) <= f,
     so one position may be less sure than ten. The surest always passes.
     """
+
+    name: ClassVar[str] = "confidence"
 
     threshold: float = knob(0.9, "confidence to commit", symbol="τ", low=0, high=1)
     strict: bool = knob(False, "commit above the threshold only, not at it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -22,6 +22,8 @@ class Klass(Policy):
     A first observation diverges from nothing at all, which counts as about 27.6 nats minus the entropy: stable only
     under a `kl_threshold` meant to switch the test off. The first `history - 1` steps of a block accept nothing.
     """
+
+    name: ClassVar[str] = "klass"
 
     threshold: float = knob(0.9, "confidence to commit", symbol="τ", low=0, high=1)
     kl_threshold: float = knob(0.01, "divergence below which a position is stable", symbol="ε_KL", low=0)

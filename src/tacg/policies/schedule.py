@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from tacg.knobs import knob
 from tacg.policies.base import Policy, State
@@ -30,6 +30,8 @@ class Schedule(Policy):
     1 - s/t of the masks between the times t and s of a grid from 1 to `last_time` (Dream); where it would round to
     nothing, the engine still commits one position, so that no forward is spent for nothing.
     """
+
+    name: ClassVar[str] = "schedule"
 
     rank_by: str = knob("confidence", "what readiness means", choices=("confidence", "margin", "entropy", "random"))
     pace: str = knob("even", "how many commits a step: LLaDA's or Dream's", choices=("even", "linspace"))

@@ -8,7 +8,7 @@ The rule itself is `tacg.gate`; this file only plugs it into the engine.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
@@ -28,6 +28,8 @@ class Tacg(Wrapper):
     Without a promotion budget (`k_extra=0`) no reference is kept and the base policy's own ranking stands, so that
     with `m_base=1` as well nothing at all is changed.
     """
+
+    name: ClassVar[str] = "tacg"
 
     gate: GateConfig = field(default_factory=GateConfig)
     fallback: str = knob("readiness", "what picks a position when none is ready", choices=("readiness", "base"))

@@ -1,0 +1,97 @@
+"""The handle: prompts of every kind in, outputs in order out."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+import tacg
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHORT = {"gen_length": 16, "block_length": 8}
+
+
+def test_prompts_of_every_kind(llm: tacg.LLM) -> None:
+    text = llm.generate("Hi", **SHORT)
+    chat = llm.generate([{"role": "user", "content": "Hi"}], **SHORT)
+    ids = llm.generate(llm.encode("Hi"), **SHORT)
+    assert isinstance(text, tacg.Output)
+    assert text == chat == ids
+    raw = llm.generate("Hi", chat=False, **SHORT)
+    assert raw.prompt_tokens == 2 < text.prompt_tokens
+    several = llm.generate(["Hi", "Ho", "Hi"], **SHORT, batch_size=2)
+    assert several[0] == several[2] == text
+    assert several[1] != text
+
+
+def test_the_template_is_llamas() -> None:
+    llm = tacg.load("tiny")
+    ids = llm.encode([{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "Hi"}])
+    assert llm.tokenizer.decode(ids, special=True) == (
+        "<|startoftext|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+
+
+def test_text_ends_at_the_first_end(llm: tacg.LLM) -> None:
+    assert llm.text([*llm.tokenizer.encode("yes"), 5, *llm.tokenizer.encode("no"), 0]) == "yes"
+
+
+def test_outputs_arrive_as_they_finish(llm: tacg.LLM) -> None:
+    seen: dict[int, tacg.Output] = {}
+    outputs = llm.generate(["a", "b", "c"], **SHORT, on_output=seen.__setitem__)
+    assert outputs == [seen[0], seen[1], seen[2]]
+    assert outputs[0].text == llm.text(outputs[0].tokens)
+
+
+def test_streams_end_with_the_text(llm: tacg.LLM) -> None:
+    events = list(llm.stream("Hi", **SHORT))
+    assert isinstance(events[-1], tacg.Finished)
+    assert events[-1].output == llm.generate("Hi", **SHORT)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "non-empty list"),
+        ("", None),
+        ([{"role": "user"}], "A message must be"),
+        ([{"role": "user", "content": "x"}, 3], "A prompt must be"),
+        (7, "`prompts` must be"),
+    ],
+)
+def test_bad_prompts(llm: tacg.LLM, prompt: object, message: str | None) -> None:
+    if message is None:
+        assert llm.generate(prompt, **SHORT).tokens, "the template makes a prompt of an empty text"
+        return
+    with pytest.raises(tacg.TacgError, match=message):
+        llm.generate(prompt, **SHORT)
+
+
+def test_logits_check_their_input(llm: tacg.LLM) -> None:
+    with pytest.raises(tacg.TacgError, match=r"`ids` must be int64 \[B, T\]"):
+        llm.logits(torch.zeros(3, dtype=torch.int64))
+    with pytest.raises(tacg.TacgError, match="`valid` must be bool"):
+        llm.logits(torch.zeros(1, 3, dtype=torch.int64), torch.ones(1, 3))
+
+
+def test_templates_cannot_reach_out(checkpoint: Path) -> None:
+    """A checkpoint's template is a stranger's program."""
+    for source, message in (
+        ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "access to attribute '__class__'"),
+        ("{% for x %}", "chat template fails"),
+        ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
+    ):
+        (checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
+        with pytest.raises(tacg.TacgError, match=message):
+            tacg.load(checkpoint).encode("Hi")
+    (checkpoint / "tokenizer_config.json").write_text("{}")
+    llm = tacg.load(checkpoint)
+    assert llm.encode("Hi") == llm.tokenizer.encode("Hi")
+    with pytest.raises(tacg.TacgError, match="no chat template"):
+        llm.encode("Hi", chat=True)

@@ -1,0 +1,132 @@
+"""Checkpoints: what loads, and one clear sentence for each way in which one can be broken."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tacg
+from tacg.models.tiny import write_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def edit(directory: Path, **fields: Any) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    config = {key: value for key, value in (config | fields).items() if value != "gone"}
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def reweigh(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    weights = load_file(directory / "model.safetensors")
+    change(weights)
+    save_file(weights, directory / "model.safetensors")
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def test_shards_load_like_one_file(checkpoint: Path) -> None:
+    whole = tacg.load(checkpoint)
+    weights = load_file(checkpoint / "model.safetensors")
+    (checkpoint / "model.safetensors").unlink()
+    names, place = sorted(weights), {}
+    for number, part in enumerate((names[::2], names[1::2])):
+        file = f"model-0000{number + 1}-of-00002.safetensors"
+        save_file({name: weights[name] for name in part}, checkpoint / file)
+        place |= dict.fromkeys(part, file)
+    (checkpoint / "model.safetensors.index.json").write_text(json.dumps({"weight_map": place}))
+    ids = torch.arange(6, 36)[None]
+    assert torch.equal(tacg.load(checkpoint).logits(ids), whole.logits(ids))
+    (checkpoint / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(tacg.TacgError, match=r"model-00002-of-00002.safetensors"):
+        tacg.load(checkpoint)
+
+
+def test_special_ids_come_from_the_files(checkpoint: Path) -> None:
+    spec = tacg.load(checkpoint).model.spec
+    assert (spec.mask_id, spec.eos_ids) == (1, (0, 5)), "end of text and end of turn"
+    assert spec.unwritable == (1,)
+    edit(checkpoint, mask_token_id=None, eos_token_id=None)
+    (checkpoint / "generation_config.json").write_text('{"eos_token_id": [0, 7]}')
+    spec = tacg.load(checkpoint).model.spec
+    assert (spec.mask_id, spec.eos_ids) == (1, (0, 5, 7))
+
+
+def test_rows_of_the_table_that_no_token_owns_are_never_written(tmp_path: Path) -> None:
+    directory = write_checkpoint(tmp_path, embedding_size=128)
+    llm = tacg.load(directory)
+    owned = len(llm.tokenizer.owned_ids())
+    assert llm.model.spec.unwritable == (1, *range(owned, 128))
+    reweigh(directory, lambda weights: weights["model.transformer.ff_out.weight"][owned:].mul_(9))
+    output = tacg.load(directory).generate("Hi", temperature=2.0, gen_length=60, early_stop=False)
+    assert max(output.tokens) < owned
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: edit(d, model_type="gpt2"), "model_type 'gpt2' is not supported. Supported: llada"),
+        (lambda d: edit(d, alibi=True), "`alibi` must be False for model_type 'llada', got True"),
+        (lambda d: edit(d, d_model="gone"), "`d_model` is missing"),
+        (lambda d: edit(d, d_model="wide"), "wrong type"),
+        (lambda d: edit(d, n_heads=5), "`d_model` must be an even multiple of `n_heads`, got 64 and 5"),
+        (lambda d: edit(d, n_kv_heads=3), "multiple of `n_kv_heads`"),
+        (lambda d: edit(d, n_layers=0), "every size must be >= 1"),
+        (lambda d: edit(d, n_layers=3), "9 tensor.s. missing .* first 'model.transformer.blocks.2"),
+        (lambda d: edit(d, n_layers=1), "unexpected tensor 'model.transformer.blocks.1"),
+        (lambda d: edit(d, mlp_hidden_size=100), r"ff_out.weight' must have shape \(64, 100\), got \(64, 192\)"),
+        (lambda d: edit(d, mask_token_id=4096), "`mask_token_id` must be a token id below 102, got 4096"),
+        (lambda d: edit(d, eos_token_id=[]), r"`eos_token_id` must be a token id below 102, got \[\]"),
+        (lambda d: (d / "config.json").write_text("{"), "config.json is not valid JSON"),
+        (lambda d: (d / "config.json").write_text("[]"), "must hold a JSON object, got list"),
+        (lambda d: (d / "config.json").unlink(), "config.json does not exist"),
+        (lambda d: (d / "tokenizer.json").unlink(), "has no tokenizer.json"),
+        (lambda d: (d / "tokenizer.json").write_text("{}"), "is not a tokenizer.json that can be read"),
+        (lambda d: (d / "model.safetensors").unlink(), r"has no \*.safetensors file"),
+        (lambda d: truncate(d / "model.safetensors"), "cannot be read as safetensors"),
+        (lambda d: (d / "model.safetensors.index.json").write_text("{}"), "must hold a `weight_map`"),
+        (lambda d: reweigh(d, lambda w: w.pop("model.transformer.ln_f.weight")), "1 tensor.s. missing"),
+    ],
+)  # fmt: skip
+def test_broken_checkpoints_are_explained(checkpoint: Path, damage: Callable[[Path], object], message: str) -> None:
+    damage(checkpoint)
+    with pytest.raises(tacg.TacgError, match=message):
+        tacg.load(checkpoint)
+
+
+def test_pickles_are_refused(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").rename(checkpoint / "spare")
+    (checkpoint / "pytorch_model.bin").write_bytes(pickle.dumps({}))
+    with pytest.raises(tacg.TacgError, match=r"pytorch_model.bin is a pickle, which can run code"):
+        tacg.load(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [("no-such-model", "No checkpoint at 'no-such-model'"), ("./nowhere/at/all", "No checkpoint at")],
+)
+def test_unknown_places(source: str, message: str) -> None:
+    with pytest.raises(tacg.TacgError, match=message):
+        tacg.load(source)
+
+
+def test_a_file_is_not_a_checkpoint(checkpoint: Path) -> None:
+    with pytest.raises(tacg.TacgError, match="is a file; a checkpoint is a directory"):
+        tacg.load(checkpoint / "config.json")
+    with pytest.raises(tacg.TacgError, match=r"Unknown dtype 'float23'. Did you mean 'float32'"):
+        tacg.load(checkpoint, dtype="float23")
+
+
+def test_an_unreachable_hub_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(tacg.TacgError, match="'nobody/nothing-at-all' could not be downloaded"):
+        tacg.load("nobody/nothing-at-all")
