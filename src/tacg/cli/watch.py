@@ -51,7 +51,7 @@ def legend() -> Text:
     """What the colours mean."""
     text = Text("  ")
     for reason, meaning in (
-        ("base", "base policy"),
+        ("base", "base"),
         ("extra", "promoted by the trajectory"),
         ("fallback", "fallback"),
     ):
@@ -71,5 +71,7 @@ def watch_one(llm: LLM, prompt: str, policy: str, chat: bool | None, settings: d
                 if console.is_terminal:
                     time.sleep(delay)
             elif isinstance(event, Finished):
-                return event.output
-    raise AssertionError("a stream ends with Finished")
+                output = event.output
+    if not console.is_terminal:
+        console.line()  # a picture that goes to a file ends without one
+    return output

@@ -1,0 +1,219 @@
+"""The published decoders as plain loops over one row: NumPy, float64, nothing shared with the package.
+
+They are what the engine is compared with, so they are written for reading: a block, a step, a forward, a choice. Where
+they leave the published code it is by the engine's laws: the mask is never written, a step commits at least the even
+share of what is left (Dream's schedule has its own pace, but at least one), ties go to the lowest position, and a
+block that is full ends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import ceil
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Canvas = NDArray[np.int64]
+Denoise = Callable[[Canvas, int], Array]  # canvas, forwards made before -> logits [positions, V], prompt included
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row to decode. `steps` None: one per position."""
+
+    prompt: tuple[int, ...]
+    gen_length: int
+    block_length: int
+    steps: int | None = None
+    mask_id: int = 1
+
+    def blocks(self) -> Iterator[tuple[int, int, int]]:
+        """(start, stop, steps) of each block: after a share x of the positions, a share x of the steps is spent."""
+        steps = self.gen_length if self.steps is None else self.steps
+        for start in range(0, self.gen_length, self.block_length):
+            stop = min(start + self.block_length, self.gen_length)
+            yield start, stop, steps * stop // self.gen_length - steps * start // self.gen_length
+
+
+@dataclass
+class Trace:
+    """A row while it is decoded and what became of it. Positions count from the first generated one, steps from 1.
+
+    saw  how often the situations came up that a test of the decoder must have met
+    """
+
+    task: Task
+    denoise: Denoise
+    canvas: Canvas = field(init=False)
+    commits: list[tuple[int, int]] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+    forwards: int = 0
+    saw: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.canvas = np.array([*self.task.prompt, *[self.task.mask_id] * self.task.gen_length])
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(int(each) for each in self.canvas[len(self.task.prompt) :])
+
+    def masked(self, start: int, stop: int) -> list[int]:
+        """The masked positions of a block, left to right."""
+        return [i for i in range(start, stop) if self.canvas[len(self.task.prompt) + i] == self.task.mask_id]
+
+    def forward(self) -> Array:
+        """Posteriors [gen_length, V] of the answer, the mask ruled out before the softmax."""
+        logits = self.denoise(self.canvas, self.forwards)[len(self.task.prompt) :].astype(np.float64)
+        self.forwards += 1
+        logits[:, self.task.mask_id] = -np.inf
+        weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+        return weights / weights.sum(axis=1, keepdims=True)
+
+    def commit(self, p: Array, accepted: list[int], topped_up: list[int]) -> None:
+        """Write the most probable tokens; `accepted` by the decoder's own rule, `topped_up` because they were owed."""
+        for i in sorted(accepted + topped_up):
+            token = int(p[i].argmax())
+            self.canvas[len(self.task.prompt) + i] = token
+            self.commits.append((self.forwards, i))
+            self.reasons.append("base" if i in accepted else "fallback")
+            self.confidences.append(float(p[i, token]))
+            self.saw[self.reasons[-1]] += 1
+        self.saw["accepted and topped up"] += bool(accepted) and bool(topped_up)
+        self.saw["several at once"] += len(accepted) > 1
+
+
+def best(score: dict[int, float], k: int) -> list[int]:
+    """The k positions with the largest score, the lower position first among equals."""
+    return sorted(score, key=lambda i: (-score[i], i))[: max(k, 0)]
+
+
+def owed(masks: list[int], steps_left: int) -> int:
+    """Commits that a step must make at least for the block to be full in time."""
+    return ceil(len(masks) / steps_left)
+
+
+def schedule(
+    task: Task, denoise: Denoise, *, rank_by: str = "confidence", pace: str = "even", last_time: float = 1e-3
+) -> Trace:
+    """LLaDA's `generate` (pace even) and Dream's `diffusion_generate` (pace linspace; maskgit_plus, margin, entropy).
+
+    Dream's pace is below the even share at first and makes up for it in the last step; only an empty step is topped up.
+    """
+    trace = Trace(task, denoise)
+    for start, stop, steps in task.blocks():
+        n = stop - start
+        quota = [n // steps + (step < n % steps) for step in range(steps)]
+        times = np.linspace(1.0, last_time, steps + 1)
+        for step in range(steps):
+            masks = trace.masked(start, stop)
+            if not masks:
+                break
+            p = trace.forward()
+            score = {}
+            for i in masks:
+                second, first = np.sort(p[i])[-2:]
+                negative_entropy = (p[i] * np.log(p[i] + 1e-10)).sum()
+                score[i] = {"confidence": first, "margin": first - second, "entropy": negative_entropy}[rank_by]
+            if pace == "even":
+                k = least = quota[step]
+            elif step < steps - 1:
+                k = int(len(masks) * (1 - times[step + 1] / times[step]))
+                least = 1
+                trace.saw["rounds to nothing"] += k == 0
+                trace.saw["below the even share"] += 0 < k < owed(masks, steps - step)
+            else:
+                k = least = len(masks)
+            order, cut = best(score, len(score)), max(k, least)
+            trace.saw[f"{rank_by} {pace}"] += 1
+            trace.saw["cut through a tie"] += cut < len(order) and score[order[cut - 1]] == score[order[cut]]
+            trace.commit(p, order[:k], order[k:cut])
+    return trace
+
+
+def threshold(task: Task, denoise: Denoise, *, tau: float, strict: bool = False) -> Trace:
+    """Fast-dLLM's threshold: all that are sure enough, and the surest in any case."""
+    trace = Trace(task, denoise)
+    for start, stop, steps in task.blocks():
+        for step in range(steps):
+            masks = trace.masked(start, stop)
+            if not masks:
+                break
+            p = trace.forward()
+            c = {i: float(p[i].max()) for i in masks}
+            sure = [i for i in masks if (c[i] > tau if strict else c[i] >= tau)]
+            rest = {i: c[i] for i in masks if i not in sure}
+            met = [i for i in masks if c[i] == tau]
+            trace.saw["met exactly, refused" if strict else "met exactly, accepted"] += len(met)
+            trace.commit(p, sure, best(rest, owed(masks, steps - step) - len(sure)))
+    return trace
+
+
+def factor(task: Task, denoise: Denoise, *, f: float) -> Trace:
+    """Fast-dLLM's factor: down the order of confidence, until the n-th is below 1 - f / (n + 1); the first passes."""
+    trace = Trace(task, denoise)
+    for start, stop, steps in task.blocks():
+        for step in range(steps):
+            masks = trace.masked(start, stop)
+            if not masks:
+                break
+            p = trace.forward()
+            c = {i: float(p[i].max()) for i in masks}
+            passed: list[int] = []
+            for n, i in enumerate(best(c, len(c)), start=1):
+                if n > 1 and c[i] < 1 - f / (n + 1):
+                    trace.saw["stopped at a tie"] += c[i] == c[passed[-1]]
+                    trace.saw["stopped at the last"] += n == len(masks)
+                    break
+                trace.saw["first below its bar"] += c[i] < 1 - f / (n + 1)
+                passed.append(i)
+            rest = {i: c[i] for i in masks if i not in passed}
+            trace.commit(p, passed, best(rest, owed(masks, steps - step) - len(passed)))
+    return trace
+
+
+def klass(
+    task: Task,
+    denoise: Denoise,
+    *,
+    tau: float,
+    kl_threshold: float,
+    history: int,
+    strict: bool = True,
+    observe: str = "block",
+) -> Trace:
+    """KLASS: sure, and the last `history` divergences small; nothing in the first `history` - 1 steps of a block."""
+    trace = Trace(task, denoise)
+    before: Array | None = None
+    divergences: list[Array] = []
+    for start, stop, steps in task.blocks():
+        if observe == "block":
+            before, divergences = None, []
+        for step in range(steps):
+            masks = trace.masked(start, stop)
+            if not masks:
+                break
+            p = trace.forward()
+            previous = np.zeros_like(p) if before is None else before
+            divergences.append((p * np.log((p + 1e-12) / (previous + 1e-12))).sum(axis=1))
+            before = p
+            c = {i: float(p[i].max()) for i in masks}
+            sure = [i for i in masks if (c[i] > tau if strict else c[i] >= tau)]
+            still = [i for i in sure if all(kl[i] < kl_threshold for kl in divergences[-history:])]
+            ready = still if step >= history - 1 else []
+            trace.saw["met exactly, accepted"] += sum(c[i] == tau for i in ready)
+            trace.saw["met exactly, refused"] += strict and tau in c.values()
+            trace.saw["KL blocks"] += len(sure) > len(still)
+            trace.saw["KL blocks after the first step"] += len(divergences) > history and len(sure) > len(still)
+            trace.saw["only an older KL blocks"] += any(
+                divergences[-1][i] < kl_threshold for i in sure if i not in still and len(divergences) > history
+            )
+            trace.saw["guard blocks"] += len(still) > len(ready)
+            trace.saw["inherited history accepts"] += bool(ready) and step < history and start > 0
+            rest = {i: c[i] for i in masks if i not in ready}
+            trace.commit(p, ready, best(rest, owed(masks, steps - step) - len(ready)))
+    return trace
