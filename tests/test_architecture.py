@@ -16,7 +16,7 @@ FLOORS = [
     ["scan"],
     ["gate"],
     ["policies", "models", "text"],
-    ["engine"],
+    ["engine", "tasks"],
     ["llm"],
     ["cli"],
 ]

@@ -41,7 +41,7 @@ def test_generate_json_holds_every_commit() -> None:
 
 
 def test_prompts_come_from_stdin_too() -> None:
-    row = document("generate", "-", "-s", "gen_length=8", stdin="one\ntwo\n\nthree\n")
+    row = document("generate", "-", "-s", "gen_length=8", stdin="one\ntwo\n\n[/bold] :warning:\r\n")
     assert [output["prompt"] for output in row["outputs"]] == [0, 1, 2]  # type: ignore[attr-defined]
 
 
@@ -60,6 +60,8 @@ def test_policies_models_and_doctor() -> None:
     one = document("policies", "tacg+klass")
     assert {"kl_threshold", "beta"} <= one["tacg+klass"]["knobs"].keys()  # type: ignore[index]
     assert "tacg:llada/gsm8k" in document("policies", "--presets")
+    preset = document("policies", "tacg:llada/humaneval")["tacg:llada/humaneval"]["knobs"]["support_lambda"]  # type: ignore[index]
+    assert (preset["value"], preset["default"]) == (2.0, 0.05)
     assert document("models")["families"]["llada"]["supported"] is True  # type: ignore[index]
     assert document("doctor")["packages"]["torch"]  # type: ignore[index]
     for verb in ("policies", "models", "doctor"):
@@ -78,6 +80,8 @@ def test_policies_models_and_doctor() -> None:
         (["generate", "-"], "stdin was empty"),
         (["generate", "a", "b", "--watch"], "--watch shows one prompt, got 2"),
         (["policies", "klaas"], "Did you mean 'klass'?"),
+        (["policies", "klaas", "--presets"], "Did you mean 'klass'?"),
+        (["generate", "Hi", "-s", "suppress=x"], "`suppress` must be token ids"),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], message: str) -> None:

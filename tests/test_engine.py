@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -11,7 +13,8 @@ from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
 from tacg.errors import LogitsError, TacgError
 from tacg.models.scripted import ScriptedDenoiser
-from tacg.policies import get_policy
+from tacg.policies import Policy, State, get_policy
+from tacg.types import Decision, Signals
 from tests.worlds import EOS, MASK, ReactiveDenoiser, decode_one, trajectory
 
 KINDS = ["confidence", "klass", "tacg", "tacg+klass", "schedule", "tacg+schedule"]
@@ -197,12 +200,67 @@ def test_leaving_a_stream_early_cancels_its_rows() -> None:
     assert not engine.busy
 
 
-def test_bad_logits_name_their_place() -> None:
-    script = torch.zeros(2, 9, 6)
-    script[1, 5, 2] = torch.nan
-    with pytest.raises(LogitsError, match="row 0, position 4 hold nan") as caught:
-        decode_one(ScriptedDenoiser([script]), (0,), get_policy("tacg"), gen_length=8, early_stop=False)
-    assert caught.value.where == [(0, 4)]
+def test_a_row_with_bad_logits_fails_alone_and_is_named() -> None:
+    """Row 1 turns NaN at answer position 6 in its second block; its neighbours in the lane decode as if alone."""
+    good, bad = (trajectory(seed, 9, 13, 7).float() for seed in (0, 1))
+    bad[6:, 7, 2] = torch.nan
+    model = ScriptedDenoiser([good, good, bad])
+    decode = Decode(gen_length=12, block_length=4, early_stop=False)
+    requests = [Request((start,), get_policy("tacg", threshold=1.0, tau_floor=1.0), decode) for start in (0, 2)]
+    done = [event for event in Engine(model).stream(requests, detail=False) if isinstance(event, Finished)]
+    assert [(event.row, event.output.finish_reason == "error") for event in done] == [(1, True), (0, False)]
+    assert "row 1, position 6" in done[0].output.error
+    assert len(done[0].output.commits) == 6, "what was committed before is kept"
+    assert done[1].output == Engine(model).generate(requests[:1])[0]
+    with pytest.raises(LogitsError, match="row 1, position 6"):
+        Engine(model).generate(requests)
+
+
+def test_a_stream_has_the_engine_to_itself() -> None:
+    engine = Engine(ReactiveDenoiser(1))
+    request = Request((3,), get_policy("schedule"), Decode(gen_length=6))
+    first = engine.stream([request])
+    next(first)
+    with pytest.raises(TacgError, match="busy with other rows"):
+        next(engine.stream([request]))
+    first.close()
+    assert len(engine.generate([request])) == 1
+    with pytest.raises(TacgError, match="prompt is empty"):
+        engine.generate([request, Request((), request.policy, request.decode)])
+    assert not engine.busy, "a refused batch leaves nothing behind"
+
+
+def test_state_per_row_starts_anew_with_each_row() -> None:
+    """A slot is handed on, what a policy remembered of the row before is not."""
+
+    @dataclass(frozen=True)
+    class Patient(Policy):
+        """Waits for its third step, then commits all."""
+
+        def start(self, rows: int, width: int, device: torch.device) -> State:
+            return {"deep": {"taken": torch.zeros(rows, dtype=torch.int64)}}
+
+        def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+            taken = state["deep"]["taken"] + 1
+            ready = signals.eligible & (taken >= 3)[:, None]
+            return Decision(ready, rank=signals.confidence), {"deep": {"taken": taken}}
+
+    model = ReactiveDenoiser(0)
+    requests = [Request((3 + n,), Patient(), Decode(gen_length=4 + n, early_stop=False)) for n in (0, 0, 0, 0)]
+    assert [output.steps for output in Engine(model, max_rows=2).generate(requests)] == [3, 3, 3, 3]
+
+
+def test_ranks_of_minus_infinity_still_make_progress() -> None:
+    @dataclass(frozen=True)
+    class Shy(Policy):
+        """Ranks almost nothing."""
+
+        def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+            nothing = torch.zeros_like(signals.eligible)
+            return Decision(nothing, rank=torch.full_like(signals.confidence, -torch.inf)), state
+
+    output = decode_one(ReactiveDenoiser(0), (3,), Shy(), gen_length=6, early_stop=False)
+    assert [commit.position for commit in output.commits] == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -213,6 +271,9 @@ def test_bad_logits_name_their_place() -> None:
         ({"gen_length": 600}, r"must fit 512 positions .* 1 \+ 600 = 601"),
         ({"observe": "all"}, "`observe` must be block | sequence, got 'all'"),
         ({"suppress": (99,)}, r"`suppress` must hold ids in \[0, 23\), got 99"),
+        ({"suppress": "x"}, "`suppress` must be token ids, got 'x'"),
+        ({"temperature": float("inf")}, "`temperature` must be float >= 0, got inf"),
+        ({"seed": 2**70}, "`seed` must be int >= 0"),
         ({"temperature": -1.0}, "`temperature` must be float >= 0, got -1.0"),
     ],
 )

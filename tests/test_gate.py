@@ -126,6 +126,16 @@ def test_a_callable_gate_sees_the_signals_it_asks_for() -> None:
     assert "kl" in seen
 
 
+def test_a_gate_that_fails_leaves_a_neutral_state() -> None:
+    state = GateState()
+    commit_step(sure([0.5] * 4), ALL, NONE, state)
+    with pytest.raises(ZeroDivisionError):
+        commit_step(sure([0.9] * 4), ALL, lambda signals: 1 / 0, state)  # type: ignore[arg-type, return-value]
+    step = commit_step(sure([0.9] * 4), ALL, NONE, state)
+    assert step.streak.tolist() == [[1] * 4]
+    assert float(step.support.sum()) == 0
+
+
 def test_gradients_stay_outside() -> None:
     logits = sure([0.9] * 4).requires_grad_()
     state = GateState()
@@ -152,6 +162,7 @@ def test_inputs_are_left_alone() -> None:
         (torch.zeros(1, 3, 5), ALL, ALL, r"`mask` must be bool \(1, 3\)"),
         (torch.zeros(1, 4, 5), ALL, ALL[:, :2], r"`base_gate` must give bool \(1, 4\)"),
         (torch.zeros(1, 4, 5), ALL, lambda signals: signals.confidence, r"`base_gate` must give bool"),
+        (torch.zeros(1, 4, 5), ALL, [[True] * 4], r"`base_gate` must be a bool tensor or a function"),
     ],
 )
 def test_wrong_inputs_are_named(logits: torch.Tensor, mask: torch.Tensor, base: torch.Tensor, message: str) -> None:

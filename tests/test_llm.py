@@ -49,6 +49,15 @@ def test_outputs_arrive_as_they_finish(llm: tacg.LLM) -> None:
     assert outputs[0].text == llm.text(outputs[0].tokens)
 
 
+def test_seeds_are_one_for_all_or_one_each(llm: tacg.LLM) -> None:
+    same = llm.generate(["Hi", "Hi"], **SHORT, temperature=1.0, seed=3)
+    assert same[0] == same[1]
+    each = llm.generate(["Hi", "Hi"], **SHORT, temperature=1.0, seed=[3, 4])
+    assert each[0] == same[0] != each[1]
+    with pytest.raises(tacg.TacgError, match="one per prompt, 2; got 3"):
+        llm.generate(["Hi", "Hi"], **SHORT, seed=[1, 2, 3])
+
+
 def test_streams_end_with_the_text(llm: tacg.LLM) -> None:
     events = list(llm.stream("Hi", **SHORT))
     assert isinstance(events[-1], tacg.Finished)
@@ -63,6 +72,8 @@ def test_streams_end_with_the_text(llm: tacg.LLM) -> None:
         ([{"role": "user"}], "A message must be"),
         ([{"role": "user", "content": "x"}, 3], "A prompt must be"),
         (7, "`prompts` must be"),
+        (["a", None], "A prompt must be"),
+        ("\udcff", "not valid Unicode"),
     ],
 )
 def test_bad_prompts(llm: tacg.LLM, prompt: object, message: str | None) -> None:
@@ -85,11 +96,17 @@ def test_templates_cannot_reach_out(checkpoint: Path) -> None:
     for source, message in (
         ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "access to attribute '__class__'"),
         ("{% for x %}", "chat template fails"),
+        ("{{ messages[0].content + 3 }}", "chat template fails: can only concatenate"),
         ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
     ):
         (checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
         with pytest.raises(tacg.TacgError, match=message):
             tacg.load(checkpoint).encode("Hi")
+    older = {
+        "chat_template": [{"name": "tool", "template": "?"}, {"name": "default", "template": "{{ messages[0].role }}"}]
+    }
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(older))
+    assert tacg.load(checkpoint).encode("Hi") == tacg.load(checkpoint).tokenizer.encode("user")
     (checkpoint / "tokenizer_config.json").write_text("{}")
     llm = tacg.load(checkpoint)
     assert llm.encode("Hi") == llm.tokenizer.encode("Hi")

@@ -122,6 +122,9 @@ def test_unknown_places(source: str, message: str) -> None:
 def test_a_file_is_not_a_checkpoint(checkpoint: Path) -> None:
     with pytest.raises(tacg.TacgError, match="is a file; a checkpoint is a directory"):
         tacg.load(checkpoint / "config.json")
+    for device in ("cuda:99", "abacus"):
+        with pytest.raises(tacg.TacgError, match=f"device '{device}' cannot be used here"):
+            tacg.load(checkpoint, device=device)
     with pytest.raises(tacg.TacgError, match=r"Unknown dtype 'float23'. Did you mean 'float32'"):
         tacg.load(checkpoint, dtype="float23")
 

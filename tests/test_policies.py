@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 
 import pytest
 import torch
@@ -164,6 +165,37 @@ def test_entry_points_announce_policies(monkeypatch: pytest.MonkeyPatch) -> None
     assert get_policy("confidence").name == "confidence"
     with pytest.raises(TacgError, match=r"must name a subclass of tacg\.Policy"):
         get_policy("broken")
+
+
+def test_a_module_may_register_and_announce_the_same_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The example of the docs as an installed package; and one that cannot be imported beside it."""
+    (tmp_path / "somebodys.py").write_text((Path(__file__).parents[1] / "examples/own_policy.py").read_text())
+    monkeypatch.syspath_prepend(tmp_path)
+    points = EntryPoints([
+        EntryPoint("bold", "somebodys:Bold", "tacg.policies"),
+        EntryPoint("absent", "no_such_module:X", "tacg.policies"),
+    ])  # fmt: skip
+    monkeypatch.setattr("tacg.policies.base.metadata.entry_points", lambda group: points.select(group=group))
+    assert get_policy("tacg+bold", lead=0.4).label == "tacg+bold(lead=0.4)"
+    with pytest.raises(TacgError, match="'absent' cannot be loaded from 'no_such_module:X'"):
+        get_policy("absent")
+
+
+def test_a_policy_may_not_shadow_the_decode() -> None:
+    @dataclass(frozen=True)
+    class Clash(Policy):
+        """Has a knob of the same name as the decode."""
+
+        seed: int = tacg.knob(7, "mine", low=0)
+
+    with pytest.raises(TacgError, match="has a knob named `seed`, as the decode has"):
+        resolve(Clash(), {})
+
+
+def test_only_the_gates_own_signals_are_asked_for() -> None:
+    assert get_policy("tacg").needs.names == {"reference", "readout"}
+    assert get_policy("tacg", support="log_ratio").needs.names == {"reference"}
+    assert get_policy("tacg", k_extra=0, preserve_margin=0.5).needs == Needs("margin")
 
 
 def test_knobs_are_read_from_words() -> None:

@@ -51,8 +51,10 @@ class GateConfig(Knobs):
 
     def needs(self) -> Needs:
         """The signals that the gate itself reads."""
-        names = () if self.preserve_margin is None else ("margin",)
-        return Needs("reference", "readout", *names, contrast=Contrast(self.w, self.beta))
+        names = {"reference", "readout"} if self.support == "gain" else {"reference"}
+        if self.preserve_margin is not None:
+            names.add("margin")
+        return Needs(*names, contrast=Contrast(self.w, self.beta))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,10 @@ class GateState:
     """The trajectory that `commit_step` carries from step to step. A fresh one is neutral everywhere."""
 
     def __init__(self) -> None:
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget everything."""
         self.shape: tuple[int, ...] | None = None  # (B, L, V)
         self.memory: Memory | None = None
         self.tokens: Tensor | None = None  # int64 [B, L], the last proposals
@@ -92,7 +98,7 @@ def persistence(signals: Signals, tokens: Tensor | None, streak: Tensor | None) 
 
 
 def temporal_support(signals: Signals, config: GateConfig) -> Tensor:
-    """σ: float [R, W], how much the trajectory supports the proposal (Eqs. 8 and 9)."""
+    """σ: float [R, W], how much the trajectory supports the proposal: probability gain or clipped log ratio."""
     if config.support == "gain":
         return (signals.readout - signals.reference).clamp(min=0.0)
     ratio = (signals.confidence + config.eps).log() - (signals.reference + config.eps).log()
@@ -100,7 +106,10 @@ def temporal_support(signals: Signals, config: GateConfig) -> Tensor:
 
 
 def commit_rule(signals: Signals, base_ready: Tensor, streak: Tensor, support: Tensor, config: GateConfig) -> GateStep:
-    """The commit rule (Section 3.5) on scalars. base_ready bool [R, W]: the underlying decoder's accepted set."""
+    """The commit rule on scalars: History Gate, floor, capped promotion.
+
+    base_ready bool [R, W] is the underlying decoder's accepted set.
+    """
     confidence = signals.confidence
     readiness = confidence + config.support_lambda * support
     escaped = confidence >= config.tau_escape
@@ -140,6 +149,8 @@ def commit_step(
     base_gate  bool [B, L], or a function of `Signals` that returns one. A function may carry an attribute
                `needs` (a `Needs`) to ask for more than margin and entropy, for example `Needs("kl")`.
 
+    If `base_gate` raises, the trajectory starts over.
+
     No position is forced: a step may commit nothing. Write with `torch.where(step.commit, step.tokens, x)`.
     """
     config = config or GateConfig()
@@ -149,6 +160,8 @@ def commit_step(
     if state.memory is None:
         state.shape, state.memory = tuple(logits.shape), Memory(mask.shape[0], mask.shape[1], logits.device)
     wanted = getattr(base_gate, "needs", SNAPSHOT) if callable(base_gate) else Needs()
+    if "noise" in wanted:
+        raise TacgError("`noise` is drawn by the engine, from a row's own generator; `commit_step` has none.")
     count = torch.full((len(mask),), state.steps, device=mask.device)
     signals = observe(
         logits[mask],
@@ -160,8 +173,12 @@ def commit_step(
         steps=count + mask.shape[1],
     )
     if callable(base_gate):
-        base_gate = base_gate(signals)
-        _check_base(base_gate, mask)
+        try:
+            base_gate = base_gate(signals)
+            _check_base(base_gate, mask)
+        except BaseException:
+            state.restart()  # the reference has moved on already: rather no trajectory than a wrong one
+            raise
 
     streak = persistence(signals, state.tokens, state.streak)
     state.tokens, state.streak, state.steps = signals.token, streak, state.steps + 1
@@ -188,6 +205,8 @@ def _check(logits: Tensor, mask: Tensor, state: GateState) -> None:
 
 
 def _check_base(base_ready: Tensor, mask: Tensor) -> None:
+    if not isinstance(base_ready, torch.Tensor):
+        raise TacgError(f"`base_gate` must be a bool tensor or a function of signals, got {type(base_ready).__name__}.")
     if base_ready.dtype != torch.bool or base_ready.shape != mask.shape:
         raise TacgError(
             f"`base_gate` must give bool {tuple(mask.shape)}, got {base_ready.dtype} {tuple(base_ready.shape)}."

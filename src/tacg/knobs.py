@@ -7,13 +7,12 @@ command line's parsing, `tacg policies` and the docs all read that one declarati
 from __future__ import annotations
 
 import dataclasses
-import math
-import types
-import typing
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from tacg.errors import TacgError, unknown
+
+BIG = 2**63  # no knob needs more, and integers beyond it do not fit a tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Knob:
             return None
         if self.kind is float and type(value) is int:
             value = float(value)
-        right_type = type(value) is self.kind and not (isinstance(value, float) and math.isnan(value))
+        right_type = type(value) is self.kind and not (isinstance(value, int | float) and not -BIG < value < BIG)
         in_range = right_type and (
             (not self.choices or value in self.choices)
             and (self.low is None or value >= self.low)
@@ -136,18 +135,19 @@ class Knobs:
 
 def own_knobs(cls: type[Knobs]) -> tuple[Knob, ...]:
     """The knobs that a class declares itself, in order."""
-    hints = typing.get_type_hints(cls)
     found = []
     for each in fields(cls):
         if facts := each.metadata.get("knob"):
-            kind, optional = _plain(hints[each.name])
+            kind, optional = _kind(each.type)
             found.append(Knob(each.name, kind, each.default, optional=optional, **facts))
     return tuple(found)
 
 
-def _plain(hint: Any) -> tuple[type, bool]:
-    """`float | None` -> (float, True); `int` -> (int, False)."""
-    if isinstance(hint, types.UnionType):
-        plain = [arm for arm in typing.get_args(hint) if arm is not types.NoneType]
-        return plain[0], True
-    return hint, False
+def _kind(hint: Any) -> tuple[type, bool]:
+    """`float | None` -> (float, True); `int` -> (int, False). Hints may be types or, postponed, their spelling."""
+    spelling = hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
+    words = [word.strip() for word in spelling.split("|")]
+    kinds = {"int": int, "float": float, "bool": bool, "str": str}
+    if words[0] not in kinds or words[1:] not in ([], ["None"]):
+        raise TacgError(f"A knob must be int, float, bool or str, perhaps `| None`; got {spelling!r}.")
+    return kinds[words[0]], len(words) > 1

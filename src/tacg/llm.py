@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from tacg.engine.events import Event, Finished
-from tacg.engine.loop import Engine
+from tacg.engine.loop import Engine, refuse_failures
 from tacg.engine.request import Request, resolve
 from tacg.errors import TacgError
 from tacg.models.loading import load_checkpoint
@@ -64,6 +65,7 @@ class LLM:
         prompts    a text, a conversation (list of messages) or ids; or a list of these
         policy     a spelling such as "tacg", "tacg+klass", "confidence:llada/gsm8k", or a Policy
         chat       wrap texts in the chat template (default: if the checkpoint has one)
+        seed       of the random numbers: one for all prompts alike, or a list with one each
         on_output  called with (number, output) as soon as a prompt is done
         settings   knobs of the decode (gen_length, block_length, seed, …) and of the policy (threshold, k_extra, …)
         """
@@ -75,6 +77,7 @@ class LLM:
                 if on_output is not None:
                     on_output(event.row, event.output)
         ordered = [outputs[number] for number in range(len(many))]
+        refuse_failures(ordered)
         return ordered[0] if single else ordered
 
     def stream(
@@ -115,9 +118,12 @@ class LLM:
             if chat or (chat is None and self.tokenizer.chat_template):
                 return self.tokenizer.chat([{"role": "user", "content": prompt}])
             return self.tokenizer.encode(prompt)
-        messages = [each for each in prompt if isinstance(each, dict)]
-        ids = [each for each in prompt if isinstance(each, int)]
-        if len(prompt) not in (len(messages), len(ids)):
+        try:
+            messages = [each for each in prompt if isinstance(each, dict)]
+            ids = [operator.index(each) for each in prompt if not isinstance(each, dict)]
+        except TypeError:
+            messages, ids = [{}], [0]
+        if messages and ids:
             raise TacgError(f"A prompt must be a text, a list of messages or a list of ids, got {prompt!r}.")
         return self.tokenizer.chat(messages) if messages else ids
 
@@ -130,8 +136,15 @@ class LLM:
         self, prompts: Sequence[Any], policy: str | Policy, chat: bool | None, batch_size: int,
         settings: dict[str, Any], *, detail: bool,
     ) -> Iterator[Event]:  # fmt: skip
-        made, decode = resolve(policy, settings)
-        requests = [Request(tuple(self.encode(prompt, chat)), made, decode) for prompt in prompts]
+        seeds = settings.get("seed", 0)
+        seeds = list(seeds) if isinstance(seeds, Sequence) else [seeds] * len(prompts)
+        if len(seeds) != len(prompts):
+            raise TacgError(f"`seed` must be one number or one per prompt, {len(prompts)}; got {len(seeds)}.")
+        made, decode = resolve(policy, {name: value for name, value in settings.items() if name != "seed"})
+        requests = [
+            Request(tuple(self.encode(prompt, chat)), made, decode.turn(seed=seed))
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
         for event in Engine(self.model, batch_size).stream(requests, detail=detail):
             if isinstance(event, Finished):
                 yield replace(event, output=replace(event.output, text=self.text(event.output.tokens)))

@@ -31,11 +31,15 @@ class Tokenizer:
         self.config = read_json(directory / "tokenizer_config.json", missing_ok=True)
         template = directory / "chat_template.jinja"
         self.chat_template: str | None = (
-            template.read_text(encoding="utf-8") if template.is_file() else self.config.get("chat_template")
+            template.read_text(encoding="utf-8") if template.is_file() else _plain(self.config.get("chat_template"))
         )
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text. Special tokens written in the text become their ids; none are added."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TacgError(f"The text is not valid Unicode ({error}); was it read with the right encoding?") from None
         return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
@@ -57,8 +61,6 @@ class Tokenizer:
         for message in messages:
             if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
                 raise TacgError(f"A message must be {{'role': str, 'content': str}}, got {message!r}.")
-        from jinja2 import TemplateError
-
         specials = {name: _spelling(self.config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
         try:
             text = (
@@ -66,9 +68,19 @@ class Tokenizer:
                 .from_string(self.chat_template)
                 .render(messages=messages, add_generation_prompt=True, **specials)
             )
-        except TemplateError as error:
+        except TacgError:
+            raise
+        except Exception as error:  # a template may fail in any way that a program can
             raise TacgError(f"The checkpoint's chat template fails: {error}") from None
         return self.encode(text)
+
+
+def _plain(template: Any) -> str | None:
+    """A chat template of tokenizer_config.json: a string, or, in an older layout, a list of named ones."""
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
 
 
 def _spelling(token: Any) -> str:

@@ -145,6 +145,7 @@ class Output:
 
     tokens   the generated ids: all `gen_length` of them, or up to and with the first EOS under early stopping
     commits  every commit in the order it happened
+    error    why it ended early, with finish_reason "error"; else empty
     """
 
     text: str
@@ -155,6 +156,7 @@ class Output:
     finish_reason: str
     policy: str
     commits: tuple[Commit, ...]
+    error: str = ""
 
     @property
     def tpf(self) -> float:
@@ -167,6 +169,7 @@ def top(score: Tensor, among: Tensor, k: Tensor | int) -> Tensor:
 
     score float [R, W], among bool [R, W], k an int or int64 [R].
     """
+    score = score.clamp(min=torch.finfo(score.dtype).min)  # -inf is what the others get
     order = score.masked_fill(~among, -torch.inf).sort(dim=1, descending=True, stable=True).indices
     width = torch.arange(score.shape[1], device=score.device)
     limit = k[:, None] if isinstance(k, Tensor) else k

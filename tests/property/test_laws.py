@@ -124,7 +124,7 @@ def test_law_6_log_odds_of_the_readout(seed: int, w: float, beta: float) -> None
     """log q(a)/q(b) = log p(a)/p(b) + w [log p(a)/p(b) - log p_ref(a)/p_ref(b)], read off the scan itself."""
     logits = trajectory(seed, 4, 3, 8, scale=1.5)
     slots = torch.arange(3)
-    needs = Needs(contrast=Contrast(w, beta))
+    needs = Needs("reference", "readout", contrast=Contrast(w, beta))
     memories = {token: Memory(1, 3) for token in (2, 5)}
     for frame in logits:
         found = {

@@ -47,7 +47,7 @@ def main(
     """Decode prompts and print the answers."""
     settings = parse_settings(policy, setting or [])
     if prompts == ["-"]:
-        prompts = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+        prompts = [line.rstrip("\r\n") for line in sys.stdin if line.strip()]
     if not prompts:
         raise TacgError("No prompt: stdin was empty.")
     if watch and len(prompts) > 1:
@@ -102,13 +102,14 @@ def _in_batches(
 def _show(done: dict[int, Output], prompts: list[str], model: str, *, show_text: bool) -> None:
     from rich.console import Console
 
-    plain, notes = Console(highlight=False, soft_wrap=True), Console(stderr=True, highlight=False)
+    notes = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
     for number, output in sorted(done.items()):
         if len(prompts) > 1:
-            notes.print(f"[bold]> {prompts[number]}[/bold]")
+            notes.print(f"> {prompts[number]}", style="bold")
         if show_text:
-            plain.print(output.text, markup=False)
+            typer.echo(output.text)  # to the letter: it may be a program
         notes.print(
-            f"[dim]{model} · {output.policy} · {len(output.tokens)} tokens · {output.steps} steps · "
-            f"{output.forwards} forwards · {output.tpf:.2f} tokens per forward · {output.finish_reason}[/dim]"
+            f"{model} · {output.policy} · {len(output.tokens)} tokens · {output.steps} steps · "
+            f"{output.forwards} forwards · {output.tpf:.2f} tokens per forward · {output.finish_reason}",
+            style="dim",
         )

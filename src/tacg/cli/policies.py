@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacg.cli.common import print_json
+from tacg.errors import TacgError, unknown
 
 if TYPE_CHECKING:
     from tacg.policies import Policy
@@ -30,10 +31,20 @@ def main(
     from tacg.policies import presets as published
 
     if presets:
-        found = {key: value for key, value in published().items() if name in (None, key.partition(":")[0], key)}
+        every = published()
+        found = {key: value for key, value in every.items() if name in (None, key.partition(":")[0], key)}
+        if not found:
+            raise unknown("preset", str(name), [*every, *(key.partition(":")[0] for key in every)])
         print_json(found) if as_json else _show_presets(found)
         return
-    chosen = [get_policy(each) for each in ([name] if name else policy_names())]
+    chosen = []
+    for each in [name] if name else policy_names():
+        try:
+            chosen.append(get_policy(each))
+        except TacgError as error:
+            if name:
+                raise
+            typer.secho(f"left out: {error}", fg="yellow", err=True)
     if as_json:
         print_json({name or each.name: _facts(each) for each in chosen})
     else:
@@ -41,6 +52,7 @@ def main(
 
 
 def _facts(policy: Policy) -> dict[str, Any]:
+    values = policy.values()
     return {
         "about": first_line(policy),
         "paper": paper(policy),
@@ -48,6 +60,7 @@ def _facts(policy: Policy) -> dict[str, Any]:
             each.name: {
                 "type": each.type_name,
                 "default": each.default,
+                "value": values[each.name],
                 "symbol": each.symbol,
                 "meaning": each.meaning,
             }
@@ -77,12 +90,12 @@ def _show(chosen: list[Policy], asked: str | None) -> None:
     for policy in chosen:
         console.print(f"\n[bold]{asked or policy.name}[/bold]  {first_line(policy)}", highlight=False)
         console.print(f"[dim]{paper(policy)}[/dim]", highlight=False)
-        table = Table(
-            "knob", "symbol", "default", "type", "meaning", box=None, padding=(0, 2, 0, 2), header_style="dim"
-        )
+        table = Table("knob", "symbol", "value", "type", "meaning", box=None, padding=(0, 2, 0, 2), header_style="dim")
         for each in policy.knobs().values():
-            default = "none" if each.default is None else f"{each.default}"
-            table.add_row(f"[cyan]{each.name}[/cyan]", each.symbol, default, each.type_name, each.meaning)
+            value = policy.values()[each.name]
+            shown = "none" if value is None else str(value)
+            changed = f"[bold]{shown}[/bold]" if value != each.default else shown
+            table.add_row(f"[cyan]{each.name}[/cyan]", each.symbol, changed, each.type_name, each.meaning)
         console.print(table)
     if not asked:
         console.print("\n[dim]`tacg+NAME` puts the gate over any of them; `tacg` alone is over confidence.[/dim]")

@@ -47,14 +47,14 @@ class Lane:
     when, why int64 [S, G], sure float [S, G]: step, reason and confidence of each commit
     """
 
-    def __init__(self, policy: Policy, decode: Decode, spec: ModelSpec, device: torch.device) -> None:
-        self.policy, self.decode, self.spec, self.device = policy, decode, spec, device
+    def __init__(self, policy: Policy, decode: Decode, spec: ModelSpec, device: torch.device, max_rows: int) -> None:
+        self.policy, self.decode, self.spec, self.device, self.max_rows = policy, decode, spec, device, max_rows
         self.rows: list[Row | None] = []
         self.blocks = torch.tensor(decode.blocks(), device=device)  # [blocks, (start, stop, steps)]
         self.width = (
             decode.gen_length if decode.observe == "sequence" else int((self.blocks[:, 1] - self.blocks[:, 0]).max())
         )
-        self.hidden_ids = torch.tensor(sorted({*spec.unwritable, *decode.suppress}), device=device)
+        self.hidden_ids = torch.tensor(sorted({*spec.unwritable, *decode.suppress}), dtype=torch.int64, device=device)
         self.eos = torch.tensor(spec.eos_ids, device=device)
         self.memory = Memory(0, self.width, device)
         self.state: State = policy.start(0, self.width, device)
@@ -68,17 +68,18 @@ class Lane:
     def join(self, row: Row) -> None:
         """Give the row a slot with a fully masked answer."""
         if None not in self.rows:
-            self._grow(max(1, 2 * len(self.rows)))
+            self._grow(min(max(1, 2 * len(self.rows)), self.max_rows))
         slot = row.slot = self.rows.index(None)
         self.rows[slot] = row
         self.memory.forget(slot)
+        _restart(self.state, slot, self.policy.start(1, self.width, self.device))
         self.tokens[slot], self.masked[slot] = self.spec.mask_id, True
         self.when[slot], self.why[slot], self.sure[slot] = 0, int(Reason.NONE), 0.0
         self.block[slot], self.step[slot] = 0, 0
 
-    def leave(self, row: Row, finish_reason: str) -> Output:
-        """Free the row's slot and say what came of it."""
-        output = self._output(row, finish_reason)
+    def leave(self, row: Row, finish_reason: str = "", error: str = "") -> Output:
+        """Free the row's slot and say what came of it. Without a reason the answer itself gives it: eos or length."""
+        output = self._output(row, finish_reason, error)
         self.rows[row.slot] = None
         self.masked[row.slot] = False
         return output
@@ -213,7 +214,7 @@ class Lane:
             events.append(Step(row.number, row.steps, block[s], tuple(canvas[s]), committed, proposals))
         return events
 
-    def _output(self, row: Row, finish_reason: str) -> Output:
+    def _output(self, row: Row, finish_reason: str, error: str) -> Output:
         tokens, masked = self.tokens[row.slot].tolist(), self.masked[row.slot].tolist()
         boards = zip(
             tokens,
@@ -245,12 +246,22 @@ class Lane:
             finish_reason=finish_reason,
             policy=self.policy.label,
             commits=tuple(sorted(commits, key=lambda commit: (commit.step, commit.position))),
+            error=error,
         )
 
 
 def lane_key(request: Request) -> tuple[Policy, Decode]:
     """Rows with equal keys share a lane: everything but prompt and seed."""
     return request.policy, replace(request.decode, seed=0)
+
+
+def _restart(state: State, slot: int, fresh: State) -> None:
+    """Overwrite one row of a state."""
+    for name, value in state.items():
+        if isinstance(value, dict):
+            _restart(value, slot, fresh[name])
+        else:
+            value[slot] = fresh[name][0]
 
 
 def _joined(state: State, more: State) -> State:

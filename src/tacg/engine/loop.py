@@ -10,7 +10,8 @@ import torch
 
 from tacg.engine.events import Event, Finished, Started
 from tacg.engine.lane import Lane, Row, lane_key
-from tacg.errors import TacgError
+from tacg.errors import LogitsError, TacgError
+from tacg.types import Output
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from tacg.engine.request import Decode, Request
     from tacg.models.base import Denoiser
     from tacg.policies import Policy
-    from tacg.types import Output
 
 
 class Engine:
@@ -59,22 +59,39 @@ class Engine:
 
     @torch.no_grad()
     def step(self, *, detail: bool = True) -> list[Event]:
-        """One denoising step of every row in the batch. Without `detail` only arrivals and results are told."""
+        """One denoising step of every row in the batch. Without `detail` only arrivals and results are told.
+
+        A row whose logits are unusable ends alone, with finish_reason "error"; the others do not notice.
+        """
         events = self._drop_cancelled() + self._admit()
         views = [(lane, *lane.window()) for lane in self._lanes.values()]
         if not views:
             return events
         for lane, columns, observed, eligible, logits in self._forward(views):
-            signals, decision = lane.decide(logits, observed, eligible)
+            try:
+                signals, decision = lane.decide(logits, observed, eligible)
+            except LogitsError as error:
+                events += self._fail(lane, columns, error)
+                forwarded = observed
+                columns, observed, eligible = lane.window()
+                signals, decision = lane.decide(logits[observed[forwarded]], observed, eligible)
             reason = lane.commit(columns, signals, decision)
             if detail:
                 events += lane.step_events(columns, signals, decision, reason)
-            events += [Finished(row.number, lane.leave(row, "")) for row in lane.advance()]
+            events += [Finished(row.number, lane.leave(row)) for row in lane.advance()]
         self._lanes = {key: lane for key, lane in self._lanes.items() if lane.live()}
         return events
 
     def stream(self, requests: Iterable[Request], *, detail: bool = True) -> Iterator[Event]:
-        """Decode requests and yield events as they happen; leaving the loop early cancels what is left."""
+        """Decode requests and yield events as they happen; leaving the loop early cancels what is left.
+
+        A stream has the engine to itself: to mix requests as they come, use `submit`, `step` and `cancel`.
+        """
+        if self.busy:
+            raise TacgError("This engine is busy with other rows; use submit() and step(), or another Engine.")
+        requests = list(requests)
+        for request in requests:
+            request.check(self.model.spec)
         mine = {self.submit(request) for request in requests}
         try:
             while mine:
@@ -84,12 +101,15 @@ class Engine:
                     yield event
         finally:
             self._cancelled |= mine
+            self._drop_cancelled()
 
     def generate(self, requests: Iterable[Request]) -> list[Output]:
-        """Decode requests; outputs in the order of the requests."""
+        """Decode requests; outputs in the order of the requests. Raises if a row failed, once the others are done."""
         events = self.stream(requests, detail=False)
         done = {event.row: event.output for event in events if isinstance(event, Finished)}
-        return [done[number] for number in sorted(done)]
+        outputs = [done[number] for number in sorted(done)]
+        refuse_failures(outputs)
+        return outputs
 
     def _admit(self) -> list[Event]:
         """Let waiting rows in as long as there is room."""
@@ -99,7 +119,7 @@ class Engine:
             row = self._waiting.popleft()
             key = lane_key(row.request)
             if key not in self._lanes:
-                self._lanes[key] = Lane(*key, self.model.spec, self.model.device)
+                self._lanes[key] = Lane(*key, self.model.spec, self.model.device, self.max_rows)
             self._lanes[key].join(row)
             events.append(Started(row.number, row.request.prompt, row.request.decode.gen_length))
             room -= 1
@@ -111,15 +131,26 @@ class Engine:
             return events
         for row in [row for row in self._waiting if row.number in self._cancelled]:
             self._waiting.remove(row)
-            lane = Lane(*lane_key(row.request), self.model.spec, self.model.device)
-            lane.join(row)
-            events.append(Finished(row.number, lane.leave(row, "cancelled")))
+            policy, prompt = row.request.policy.label, len(row.request.prompt)
+            events.append(Finished(row.number, Output("", (), prompt, 0, 0, "cancelled", policy, ())))
         for lane in self._lanes.values():
             for row in lane.live():
                 if row.number in self._cancelled:
                     events.append(Finished(row.number, lane.leave(row, "cancelled")))
         self._lanes = {key: lane for key, lane in self._lanes.items() if lane.live()}
         self._cancelled.clear()
+        return events
+
+    def _fail(self, lane: Lane, columns: Tensor, error: LogitsError) -> list[Event]:
+        """End the rows that the error names; it knows them by slot and place in the window."""
+        events: list[Event] = []
+        for slot, offset in error.where:
+            row = lane.rows[slot]
+            if row is not None:
+                told = (
+                    f"Unusable logits (NaN, +inf or only -inf) at row {row.number}, position {columns[slot, offset]}."
+                )
+                events.append(Finished(row.number, lane.leave(row, "error", told)))
         return events
 
     def _forward(
@@ -142,3 +173,11 @@ class Engine:
         logits = self.model(torch.cat(pieces), lengths, torch.cat(select))
         sizes = [int(observed.sum()) for _, _, observed, _ in views]
         return [(*view, part) for view, part in zip(views, torch.split(logits, sizes), strict=True)]
+
+
+def refuse_failures(outputs: Iterable[Output]) -> None:
+    """Raise if any of these rows ended with an error."""
+    failed = [output.error for output in outputs if output.error]
+    if failed:
+        more = f" ({len(failed)} rows in all)" if len(failed) > 1 else ""
+        raise LogitsError(f"{failed[0]}{more} Check the model's dtype and the suppressed ids.", [])

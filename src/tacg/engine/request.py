@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError, unknown
@@ -32,6 +32,10 @@ class Decode(Knobs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        ids = self.suppress if isinstance(self.suppress, list | tuple) else [self.suppress]
+        if not all(type(each) is int for each in ids):
+            raise TacgError(f"`suppress` must be token ids, got {self.suppress!r}.")
+        object.__setattr__(self, "suppress", tuple(ids))
         if self.steps is not None and not len(self.blocks()) <= self.steps:
             raise TacgError(f"`steps` must be at least the number of blocks, {len(self.blocks())}, got {self.steps}.")
 
@@ -78,12 +82,11 @@ def resolve(policy: str | Policy, settings: dict[str, Any]) -> tuple[Policy, Dec
     made, decode = get_policy(policy), Decode()
     if isinstance(policy, str) and ":" in policy:
         decode = decode.turn(**find_preset(*policy.split(":", 1))["decode"])
-    known = decode.knobs().keys() | {"suppress"}
+    ours, theirs = {f.name for f in fields(Decode)}, made.knobs().keys()
+    if twice := ours & theirs:
+        raise TacgError(f"`{made.name}` has a knob named `{min(twice)}`, as the decode has: rename the policy's.")
     for name in settings:
-        if name not in known and name not in made.knobs():
-            raise unknown("setting", name, known | made.knobs().keys())
-    ours = {name: value for name, value in settings.items() if name in known and name != "suppress"}
-    theirs = {name: value for name, value in settings.items() if name not in known}
-    if "suppress" in settings:
-        decode = replace(decode, suppress=tuple(int(each) for each in settings["suppress"]))
-    return made.turn(**theirs), decode.turn(**ours)
+        if name not in ours | theirs:
+            raise unknown("setting", name, ours | theirs)
+    decode = replace(decode, **{name: value for name, value in settings.items() if name in ours})
+    return made.turn(**{name: value for name, value in settings.items() if name in theirs}), decode

@@ -42,7 +42,7 @@ class Denoiser(Protocol):
         ...
 
     def __call__(self, tokens: Tensor, lengths: Sequence[int], select: Tensor) -> Tensor:
-        """Logits [P, V] at `select`; aligned, so that position i predicts token i.
+        """Logits [P, V] at `select`; aligned, so that position i predicts token i. The engine may write into them.
 
         tokens   int64 [N], the rows one after another, N = sum(lengths)
         lengths  of each row

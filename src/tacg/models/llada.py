@@ -2,7 +2,8 @@
 
 Also LLaDA-1.5, which differs in weights only. Tensor names are the official checkpoint's, so nothing is renamed.
 Rows are packed end to end. Linear layers see all tokens at once, attention sees each row by itself: no padding is
-computed, and on a CPU a row's logits do not depend on its neighbours, to the last bit.
+computed, and on the CPUs we measured a row's logits do not depend on its neighbours, to the last bit, as long as
+`mlp_hidden_size` is a multiple of 32 (docs/log.md).
 """
 
 from __future__ import annotations

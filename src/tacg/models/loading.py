@@ -34,6 +34,7 @@ def load_checkpoint(source: str | Path, *, dtype: str = "float32", device: str =
     """The model, in evaluation mode on its device, and its tokenizer."""
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
+    place = _device(device)
     directory = locate(source)
     config = read_json(directory / "config.json")
     family = config.get("model_type")
@@ -44,10 +45,19 @@ def load_checkpoint(source: str | Path, *, dtype: str = "float32", device: str =
         )
     with torch.device("meta"):
         model = FAMILIES[family](config)
-    _fill(model, directory, DTYPES[dtype], torch.device(device))
+    _fill(model, directory, DTYPES[dtype], place)
     tokenizer = Tokenizer(directory)
     model.spec = _spec(str(source), family, config, directory, model, tokenizer)
     return model.eval(), tokenizer
+
+
+def _device(name: str) -> torch.device:
+    """The device, if something can be put there."""
+    try:
+        return torch.zeros(1, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise TacgError(f"The device {name!r} cannot be used here: {first} `tacg doctor` says what there is.") from None
 
 
 def locate(source: str | Path) -> Path:

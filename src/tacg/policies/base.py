@@ -57,8 +57,7 @@ class Policy(Knobs):
     def label(self) -> str:
         """The name with the knobs that differ from their defaults: `confidence(threshold=0.7)`."""
         defaults = {name: each.default for name, each in self.knobs().items()}
-        changed = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-                   for name, value in self.values().items() if value != defaults[name]]  # fmt: skip
+        changed = [f"{name}={value}" for name, value in self.values().items() if value != defaults[name]]
         return self.name + (f"({', '.join(changed)})" if changed else "")
 
 
@@ -95,7 +94,7 @@ def register(name: str) -> Callable[[P], P]:
     """Class decorator: make a policy available under `name` in this process."""
 
     def add(cls: P) -> P:
-        if name in policy_names() and _registered.get(name) is not cls:
+        if name in _BUILT_IN or _registered.get(name, cls) is not cls:
             raise TacgError(f"A policy named {name!r} exists already; choose another name.")
         return _keep(name, cls)
 
@@ -119,7 +118,10 @@ def policy_class(name: str) -> type[Policy]:
         points = [point for point in metadata.entry_points(group=GROUP) if point.name == name]
         if not points:
             raise unknown("policy", name, policy_names())
-        cls = points[0].load()
+        try:
+            cls = points[0].load()
+        except Exception as error:  # whatever a stranger's module does when it is imported
+            raise TacgError(f"The policy {name!r} cannot be loaded from {points[0].value!r}: {error!r}.") from error
         if not (isinstance(cls, type) and issubclass(cls, Policy)):
             raise TacgError(f"Entry point {points[0].value!r} must name a subclass of tacg.Policy, got {cls!r}.")
     return _keep(name, cls)

@@ -27,7 +27,7 @@ class Klass(Policy):
 
     threshold: float = knob(0.9, "confidence to commit", symbol="τ", low=0, high=1)
     kl_threshold: float = knob(0.01, "divergence below which a position is stable", symbol="ε_KL", low=0)
-    history: int = knob(2, "steps that must all be stable", symbol="n", low=1)
+    history: int = knob(2, "steps that must all be stable", symbol="n", low=1, high=100)
     strict: bool = knob(True, "commit above the threshold only, not at it")
 
     @property
@@ -45,5 +45,5 @@ class Klass(Policy):
         recent = torch.cat([recent[..., 1:], signals.kl[..., None].to(recent.dtype)], dim=-1)
         stable = (recent < self.kl_threshold).all(dim=-1) & (signals.step >= self.history - 1)[:, None]
         sure = signals.confidence > self.threshold if self.strict else signals.confidence >= self.threshold
-        decision = Decision(stable & sure & signals.eligible, rank=signals.confidence, notes={"kl": signals.kl})
+        decision = Decision(stable & sure & signals.eligible, rank=signals.confidence)
         return decision, {"recent": recent}

@@ -1,6 +1,4 @@
-"""TACG over any policy.
-
-Wang et al., "TACG: Trajectory-Aware Commit Gating for Diffusion Language Model Decoding", 2026.
+"""TACG: Wang et al., "Trajectory-Aware Commit Gating for Diffusion Language Model Decoding", 2026.
 
 The rule itself is `tacg.gate`; this file only plugs it into the engine.
 """
@@ -37,7 +35,7 @@ class Tacg(Wrapper):
     @property
     def needs(self) -> Needs:
         """The base policy's, and the gate's as far as its parts are switched on."""
-        mine = self.gate.needs() if self.gate.k_extra else Needs(*self.gate.needs().names & {"margin"})
+        mine = self.gate.needs() if self.gate.k_extra else Needs(*(self.gate.needs().names & {"margin"}))
         return self.base.needs | mine
 
     def start(self, rows: int, width: int, device: torch.device) -> State:

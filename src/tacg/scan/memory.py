@@ -22,11 +22,6 @@ class Memory:
         self.reference: Tensor | None = None
         self.previous: Tensor | None = None
 
-    @property
-    def rows(self) -> int:
-        """How many rows there is room for."""
-        return len(self.seen) // self.width
-
     def grow(self, rows: int) -> None:
         """Make room for `rows` rows in all; the new ones are unseen."""
         self.seen = _longer(self.seen, rows * self.width)
@@ -44,17 +39,12 @@ class Memory:
         self.seen.zero_()
         self.seen[slots] = True
 
-    def references(self, like: Tensor) -> Tensor:
-        """The store of references [R * W, V], made on first use with the vocabulary and dtype of `like` [P, V]."""
-        if self.reference is None:
-            self.reference = like.new_zeros(len(self.seen), like.shape[1])
-        return self.reference
-
-    def previouses(self, like: Tensor) -> Tensor:
-        """The store of previous posteriors [R * W, V], made on first use."""
-        if self.previous is None:
-            self.previous = like.new_zeros(len(self.seen), like.shape[1])
-        return self.previous
+    def store(self, name: str, like: Tensor) -> Tensor:
+        """The store `reference` or `previous`, made on first use with the vocabulary and dtype of `like` [P, V]."""
+        if getattr(self, name) is None:
+            setattr(self, name, like.new_zeros(len(self.seen), like.shape[1]))
+        found: Tensor = getattr(self, name)
+        return found
 
 
 def _longer(store: Tensor, length: int) -> Tensor:

@@ -50,29 +50,29 @@ def scan(
     if "kl" in needs:
         found["kl"] = _divergence(weight / total[:, None], slots, first, memory)
     if needs.contrast is not None:
-        found |= _contrast(z, token, slots, first, memory, needs.contrast)
+        found |= _contrast(z, token, slots, first, memory, needs, needs.contrast)
     memory.saw(slots)
     return found
 
 
 def _contrast(
-    z: Tensor, token: Tensor, slots: Tensor, first: Tensor, memory: Memory, contrast: Contrast
+    z: Tensor, token: Tensor, slots: Tensor, first: Tensor, memory: Memory, needs: Needs, contrast: Contrast
 ) -> dict[str, Tensor]:
-    """Equations 5 to 7 of the paper at the proposal, then the EMA: p_ref(x̂), q(x̂)."""
-    store = memory.references(z)
+    """The reference posterior and the contrast readout at the proposal, p_ref(x̂) and q(x̂); then the EMA."""
+    store = memory.store("reference", z)
     reference = torch.where(first[:, None], z, store[slots])
-    readout = z + contrast.w * (z - reference)
-    found = {
-        "reference": _at(reference.softmax(dim=1), token),
-        "readout": _at(readout.softmax(dim=1), token),
-    }
+    found = {}
+    if "reference" in needs:
+        found["reference"] = _at(reference.softmax(dim=1), token)
+    if "readout" in needs:
+        found["readout"] = _at((z + contrast.w * (z - reference)).softmax(dim=1), token)
     store[slots] = (contrast.beta * reference + (1.0 - contrast.beta) * z).to(store.dtype)
     return found
 
 
 def _divergence(posterior: Tensor, slots: Tensor, first: Tensor, memory: Memory) -> Tensor:
     """KL(p_t || p_{t-1}), both smoothed as in KLASS."""
-    store = memory.previouses(posterior)
+    store = memory.store("previous", posterior)
     previous = store[slots].masked_fill(first[:, None], 0.0)
     ratio = (posterior + SMOOTHING).log() - (previous + SMOOTHING).log()
     store[slots] = posterior.to(store.dtype)
@@ -101,6 +101,5 @@ def _refuse_unusable(peak: Tensor, slots: Tensor, width: int) -> None:
 def _nothing(z: Tensor, needs: Needs) -> dict[str, Tensor]:
     """The empty scan, when no position is observed."""
     empty = z.new_zeros(0)
-    names = (needs.names - {"noise"}) | ({"reference", "readout"} if needs.contrast else set())
-    found = dict.fromkeys(names | {"confidence"}, empty)
+    found = dict.fromkeys((needs.names - {"noise"}) | {"confidence"}, empty)
     return found | {"token": empty.long(), "first": empty.bool()}
