@@ -4,7 +4,13 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 PROMPT := What does a diffusion language model see first?
 
-.PHONY: demo test lint format setup clean
+# Where `make pocket` trains, for how long, and where the result goes.
+RUN ?= runs/pocket
+STEPS ?= 20000
+OUT ?= src/tacg/models/pocket
+FLAGS ?=
+
+.PHONY: demo test lint format setup pocket clean
 
 demo: .venv/run.stamp  ## watch a diffusion language model decode under TACG
 	$(BIN)/tacg generate "$(PROMPT)" --policy tacg --watch
@@ -23,6 +29,11 @@ lint: .venv/dev.stamp  ## style, format and types
 format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+pocket: .venv/run.stamp  ## train the built-in model from nothing; goes on where it was
+	MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 \
+	$(BIN)/python recipes/pocket/train.py --run $(RUN) --steps $(STEPS) $(FLAGS)
+	$(BIN)/python recipes/pocket/export.py --run $(RUN) --out $(OUT)
 
 setup: .venv/dev.stamp  ## everything a developer needs
 

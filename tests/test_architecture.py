@@ -18,6 +18,7 @@ FLOORS = [
     ["policies", "models", "text"],
     ["engine", "tasks"],
     ["llm"],
+    ["experiments"],
     ["cli"],
 ]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacg.cli.common import parse_settings, print_json
+from tacg.cli.common import DEFAULT_MODEL, load_model, parse_settings, print_json
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def main(
     prompts: Annotated[
         list[str], typer.Argument(help="Prompts; a single [cyan]-[/cyan] reads one per line from stdin.")
     ],
-    model: Annotated[str, typer.Option("--model", "-m", help="Built-in name, directory or hub id.")] = "tiny",
+    model: Annotated[str, typer.Option("--model", "-m", help="Built-in name, directory or hub id.")] = DEFAULT_MODEL,
     policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
     setting: Annotated[
         list[str] | None,
@@ -53,12 +53,7 @@ def main(
     if watch and len(prompts) > 1:
         raise TacgError(f"--watch shows one prompt, got {len(prompts)}; leave it out or pass one.")
 
-    from tacg.llm import load
-    from tacg.models.loading import BUILT_IN
-
-    if model in BUILT_IN:
-        typer.secho(f"{model}: {BUILT_IN[model]}", dim=True, err=True)
-    llm = load(model, dtype=dtype, device=device)
+    llm = load_model(model, dtype=dtype, device=device)
     chat = False if raw else None
     done: dict[int, Output] = {}  # filled as prompts finish, so that Ctrl-C loses none of them
     try:

@@ -112,7 +112,7 @@ class Lane:
         return columns, masked if whole else eligible, eligible
 
     def decide(self, logits: Tensor, observed: Tensor, eligible: Tensor) -> tuple[Signals, Decision]:
-        """Scan the observed positions, ask the policy, and see to it that the row ends within its steps.
+        """Scan the observed positions and ask the policy.
 
         logits float [P, V], in the order of `observed` [S, W].
         """
@@ -132,7 +132,10 @@ class Lane:
         return signals, decision
 
     def commit(self, columns: Tensor, signals: Signals, decision: Decision) -> Tensor:
-        """Write the canvas. Returns why each position of the window was committed: int64 [S, W]."""
+        """Write the canvas: what was decided, and as much more by rank as the step budget asks for.
+
+        Returns why each position of the window was committed, int64 [S, W].
+        """
         reason = torch.zeros_like(signals.token)
         if decision.extra is not None:
             reason[decision.extra & signals.eligible] = int(Reason.EXTRA)

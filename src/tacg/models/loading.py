@@ -62,7 +62,7 @@ def _device(name: str) -> torch.device:
 
 def locate(source: str | Path) -> Path:
     """The checkpoint's directory: a built-in name, a local directory, or a hub id that is downloaded."""
-    if str(source) in BUILT_IN:
+    if str(source) == "tiny":
         from tacg.models.tiny import tiny_checkpoint
 
         return tiny_checkpoint()

@@ -1,0 +1,118 @@
+"""The text that pocket learns from, and its tokenizer: whole words, numbers below 100, bytes for the rest."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING
+
+import torch
+
+from tacg.tasks import get_task
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tokenizers import Tokenizer
+    from torch import Tensor
+
+EOS, MASK, USER, ASSISTANT = "<|endoftext|>", "<|mdm_mask|>", "<|user|>", "<|assistant|>"
+SPECIALS = [EOS, MASK, USER, ASSISTANT]
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<|assistant|>{{ m.content }}<|endoftext|>"
+    "{% else %}<|user|>{{ m.content | trim }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+# A word or number with the space before it; a line break with its indentation; a run of other signs.
+PIECES = r"\n(?: {4})*| ?[A-Za-z]+| ?\d{1,2}| ?[^\sA-Za-z\d]+|\s"
+
+# (task, difficulty, share of the samples). The 4 by 4 sudokus teach the 6 by 6 ones.
+MIXTURE: list[tuple[str, dict[str, str], float]] = [
+    ("pocket-math", {}, 0.40),
+    ("pocket-code", {}, 0.20),
+    ("pocket-sudoku", {"size": "6"}, 0.33),
+    ("pocket-sudoku", {"size": "4"}, 0.07),
+]
+LONGER = 0.1  # share of samples that get more end-of-text padding than their task's answer length
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Packed rows: tokens int64 [N] clean, answer bool [N] (what may be masked), lengths of the rows."""
+
+    tokens: Tensor
+    answer: Tensor
+    lengths: list[int]
+
+
+def build_tokenizer(directory: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json. Deterministic: the words of a fixed sample of training text."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    split = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    words: Counter[str] = Counter()
+    for name, knobs, _ in MIXTURE:
+        for problem in get_task(name, **knobs).problems("train", 4000, seed=0):
+            text = f"{problem.prompt}\n{problem.answer}"
+            words.update(piece for piece, _ in split.pre_tokenize_str(text))
+    words.update(space + str(number) for number in range(100) for space in ("Ġ", ""))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokens = SPECIALS + alphabet + sorted(word for word in words if len(word) > 1)
+    vocabulary = {token: number for number, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    tokenizer.pre_tokenizer = split
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {"eos_token": EOS, "pad_token": EOS, "mask_token": MASK, "chat_template": CHAT_TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def shard(tokenizer: Tokenizer, number: int, samples: int, tokens_per_batch: int) -> list[Batch]:
+    """Training batches of shard `number`, in random order; the same number gives the same batches.
+
+    Every batch holds the whole mixture: a step on one task alone pulls the model away from the others. Within a task,
+    rows of a batch have nearly the same length, so that they can attend together.
+    """
+    rng = random.Random(f"pocket/{number}")
+    parts = [_rows(tokenizer, number, name, knobs, round(samples * share), rng) for name, knobs, share in MIXTURE]
+    total = sum(len(prompt) + len(answer) for rows in parts for prompt, answer in rows)
+    count = max(1, total // tokens_per_batch)
+    chunks = []
+    for rows in parts:
+        rows.sort(key=lambda row: len(row[0]) + len(row[1]))
+        edges = [len(rows) * edge // count for edge in range(count + 1)]
+        chunks.append([rows[start:stop] for start, stop in pairwise(edges)])
+        rng.shuffle(chunks[-1])
+    return [_pack([row for chunk in batch for row in chunk]) for batch in zip(*chunks, strict=True)]
+
+
+def _rows(
+    tokenizer: Tokenizer, number: int, name: str, knobs: dict[str, str], count: int, rng: random.Random
+) -> list[tuple[list[int], list[int]]]:
+    """(prompt ids, answer ids with end-of-text padding) of one part of the mixture."""
+    eos, task = tokenizer.token_to_id(EOS), get_task(name, **knobs)
+    problems = list(islice(task.problems("train", seed=number + 1), max(1, count)))
+    prompts = tokenizer.encode_batch([f"{USER}{problem.prompt}{ASSISTANT}" for problem in problems])
+    answers = tokenizer.encode_batch([problem.answer for problem in problems])
+    rows = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        length = 32 if knobs.get("size") == "4" else task.decode["gen_length"]
+        if rng.random() < LONGER:
+            length = rng.randrange(length, 193, 32)
+        rows.append((prompt.ids, answer.ids + [eos] * (length - len(answer.ids))))
+    return rows
+
+
+def _pack(rows: list[tuple[list[int], list[int]]]) -> Batch:
+    tokens = [token for prompt, answer in rows for token in (*prompt, *answer)]
+    answer = [flag for prompt, answer in rows for flag in (*[False] * len(prompt), *[True] * len(answer))]
+    return Batch(torch.tensor(tokens), torch.tensor(answer), [len(prompt) + len(answer) for prompt, answer in rows])

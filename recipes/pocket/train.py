@@ -1,0 +1,256 @@
+"""Train pocket: a LLaDA of 2 M parameters, on a laptop's CPU. Can be killed at any moment and started again.
+
+    python recipes/pocket/train.py --run DIR --steps 20000
+
+DIR gets tokenizer files, `checkpoint.safetensors` (weights, their EMA, optimiser state, step) and `loss.jsonl`.
+Everything is derived from the step's number, so that a resumed run is the run that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from data import MASK, Batch, build_tokenizer, shard
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tacg.models.llada import Llada, LladaConfig
+
+SHAPE: dict[str, Any] = {
+    "model_type": "llada",
+    "d_model": 160,
+    "n_layers": 6,
+    "n_heads": 5,
+    "n_kv_heads": 5,
+    "mlp_hidden_size": 416,
+    "max_sequence_length": 512,
+    "rope_theta": 10000.0,
+    "rms_norm_eps": 1e-5,
+    "weight_tying": False,
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to train. The learning rate rises, stays, and falls to zero over the last `decay` of the steps."""
+
+    steps: int
+    tokens_per_batch: int = 6144
+    shard_samples: int = 4096
+    warmup: int = 200
+    decay: float = 0.25
+    muon_lr: float = 0.02
+    adam_lr: float = 0.003
+    ema: float = 0.998
+    weighting: str = "eq1"
+    save_every: int = 250
+    seed: int = 0
+
+    def rate(self, step: int) -> float:
+        """The learning rate at a step, as a share of its peak."""
+        falling = max(1, int(self.steps * self.decay))
+        return min(1.0, (step + 1) / self.warmup, (self.steps - step) / falling)
+
+
+class Trainer:
+    """The model, its EMA, its optimisers, and where they are kept."""
+
+    def __init__(self, run: Path, plan: Plan, shape: dict[str, Any]) -> None:
+        self.run, self.plan, self.step = run, plan, 0
+        self._cached: tuple[int, list[Batch]] | None = None
+        run.mkdir(parents=True, exist_ok=True)
+        if not (run / "tokenizer_config.json").exists():
+            build_tokenizer(run)
+        self.tokenizer = Tokenizer.from_file(str(run / "tokenizer.json"))
+        self.mask_id: int = self.tokenizer.token_to_id(MASK)
+        size = -(-self.tokenizer.get_vocab_size() // 32) * 32
+        config = shape | {"vocab_size": self.tokenizer.get_vocab_size(), "embedding_size": size}
+        config |= {"mask_token_id": self.mask_id, "eos_token_id": 0}
+        (run / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        torch.manual_seed(plan.seed)
+        self.model = Llada(LladaConfig.read(config))
+        initialise(self.model)
+        self.ema = {name: value.clone() for name, value in self.model.state_dict().items()}
+        hidden = [p for name, p in self.model.named_parameters() if p.dim() == 2 and ".blocks." in name]
+        others = [p for p in self.model.parameters() if not any(p is h for h in hidden)]
+        self.optimisers: dict[str, torch.optim.Optimizer] = {
+            "muon": torch.optim.Muon(hidden, lr=plan.muon_lr, weight_decay=0.01),
+            "adam": torch.optim.AdamW(others, lr=plan.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
+        }
+        self.peaks = {"muon": plan.muon_lr, "adam": plan.adam_lr}
+        for layer in self.model.modules():
+            if isinstance(layer, nn.Linear):
+                layer.forward = _narrow(layer)  # type: ignore[method-assign]
+        self._load()
+
+    def train(self) -> None:
+        """Go on to the last step, saving on the way."""
+        began, tokens, losses = time.monotonic(), 0, []
+        while self.step < self.plan.steps:
+            for batch in self._remaining():
+                losses.append(self._update(batch))
+                tokens += len(batch.tokens)
+                self.step += 1
+                if self.step % 50 == 0:
+                    self._log(sum(losses) / len(losses), tokens / (time.monotonic() - began))
+                    losses = []
+                if self.step % self.plan.save_every == 0 or self.step == self.plan.steps:
+                    self.save()
+                if self.step == self.plan.steps:
+                    break
+
+    def _remaining(self) -> list[Batch]:
+        """The rest of the current shard. Shards differ in length, so the walk to it starts at the first."""
+        number, seen = self._shard_of_step()
+        return self._batches(number)[self.step - seen :]
+
+    def _shard_of_step(self) -> tuple[int, int]:
+        ends: list[int] = json.loads(self._ledger.read_text()) if self._ledger.exists() else []
+        for number, end in enumerate(ends):
+            if self.step < end:
+                return number, ends[number - 1] if number else 0
+        number, seen = len(ends), ends[-1] if ends else 0
+        self._ledger.write_text(json.dumps([*ends, seen + len(self._batches(number))]))
+        return number, seen
+
+    def _batches(self, number: int) -> list[Batch]:
+        if self._cached is None or self._cached[0] != number:
+            made = shard(self.tokenizer, number, self.plan.shard_samples, self.plan.tokens_per_batch)
+            self._cached = (number, made)
+        return self._cached[1]
+
+    @property
+    def _ledger(self) -> Path:
+        return self.run / "shards.json"
+
+    def _update(self, batch: Batch) -> float:
+        for name, optimiser in self.optimisers.items():
+            for group in optimiser.param_groups:
+                group["lr"] = self.peaks[name] * self.plan.rate(self.step)
+        loss = diffusion_loss(self.model, batch, self.mask_id, self.plan, self.step)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        for optimiser in self.optimisers.values():
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        keep = min(self.plan.ema, (1 + self.step) / (10 + self.step))
+        with torch.no_grad():
+            for name, value in self.model.state_dict().items():
+                self.ema[name].lerp_(value, 1 - keep)
+        return float(loss.detach())
+
+    def _log(self, loss: float, speed: float) -> None:
+        row = {"step": self.step, "loss": round(loss, 5), "rate": round(self.plan.rate(self.step), 4)}
+        row |= {"tokens_per_second": round(speed), "weighting": self.plan.weighting}
+        with (self.run / "loss.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        print(row, flush=True)
+
+    def save(self) -> None:
+        """Write everything to one file, in place of the old one only when it is complete."""
+        tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
+        tensors |= {f"ema/{name}": value for name, value in self.ema.items()}
+        for name, optimiser in self.optimisers.items():
+            for number, state in optimiser.state_dict()["state"].items():
+                tensors |= {f"{name}/{number}/{key}": torch.as_tensor(value) for key, value in state.items()}
+        path = self.run / "checkpoint.safetensors"
+        save_file({key: value.contiguous() for key, value in tensors.items()}, f"{path}.new", {"step": str(self.step)})
+        os.replace(f"{path}.new", path)
+
+    def _load(self) -> None:
+        path = self.run / "checkpoint.safetensors"
+        if not path.exists():
+            return
+        parts: dict[str, dict[str, Tensor]] = {name: {} for name in ("model", "ema", *self.optimisers)}
+        with safe_open(path, framework="pt") as file:
+            self.step = int(file.metadata()["step"])
+            for key in file.keys():  # noqa: SIM118 (not a mapping)
+                part, _, name = key.partition("/")
+                parts[part][name] = file.get_tensor(key)
+        self.model.load_state_dict(parts["model"])
+        self.ema = parts["ema"]
+        for name, optimiser in self.optimisers.items():
+            state: dict[int, dict[str, Tensor]] = {}
+            for key, value in parts[name].items():
+                number, _, field = key.partition("/")
+                state.setdefault(int(number), {})[field] = value
+            optimiser.load_state_dict({**optimiser.state_dict(), "state": state})
+        print(f"resumed at step {self.step}", flush=True)
+
+
+def initialise(model: Llada) -> None:
+    """Normal weights; what writes into the residual stream starts small.
+
+    Embeddings start at size one. At 0.02, a common choice, the blocks' first outputs drown them, no head can tell which
+    token it looks at, and copying a number is not learned for thousands of steps (docs/log.md).
+    """
+    for name, value in model.named_parameters():
+        if value.dim() == 2:
+            small = (2 * model.config.n_layers) ** -0.5 if name.endswith(("attn_out.weight", "ff_out.weight")) else 1.0
+            nn.init.normal_(value, std=1.0 if "wte" in name else small * value.shape[1] ** -0.5)
+
+
+def diffusion_loss(model: Llada, batch: Batch, mask_id: int, plan: Plan, step: int) -> Tensor:
+    """The masked-diffusion objective: each row draws a noise level t and masks its answer with probability t.
+
+    `eq1` is the paper's Eq. 1, with 1/t taken as answer length over masked count, which has the same mean and less
+    noise; `plain` is the mean over all masked tokens of the batch, which weighs noisy rows more.
+    """
+    generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
+    rows = len(batch.lengths)
+    level = (torch.rand((), generator=generator) + torch.arange(rows) / rows) % 1.0  # spread evenly over the batch
+    level = level[torch.randperm(rows, generator=generator)]
+    row = torch.repeat_interleave(torch.arange(rows), torch.tensor(batch.lengths))
+    hidden = batch.answer & (torch.rand(len(row), generator=generator) < level[row])
+    select = hidden.nonzero().squeeze(1)
+    logits = model(batch.tokens.masked_fill(hidden, mask_id), batch.lengths, select)
+    losses = F.cross_entropy(logits, batch.tokens[select], reduction="none")
+    if plan.weighting == "plain":
+        return losses.mean()
+    count = torch.zeros(rows).index_add_(0, row[select], torch.ones(len(select)))
+    return (losses / count[row[select]]).sum() / rows
+
+
+def _narrow(layer: nn.Linear) -> Any:
+    """The product in bfloat16, which this kind of CPU does much faster; everything else stays in float32."""
+
+    def forward(x: Tensor) -> Tensor:
+        return F.linear(x.bfloat16(), layer.weight.bfloat16()).float()
+
+    return forward
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, required=True, help="directory of the run; started again, it goes on")
+    parser.add_argument("--steps", type=int, default=20000)
+    parser.add_argument("--weighting", choices=["plain", "eq1"], default="eq1")
+    parser.add_argument("--save-every", type=int, default=250)
+    parser.add_argument("--tokens-per-batch", type=int, default=6144)
+    parser.add_argument("--shard-samples", type=int, default=4096)
+    parser.add_argument("--shape", type=json.loads, default={}, help="JSON that overrides fields of config.json")
+    asked = parser.parse_args()
+    torch.set_flush_denormal(True)  # vanishing numbers take a slow path on most CPUs
+    plan = Plan(
+        steps=asked.steps,
+        weighting=asked.weighting,
+        save_every=asked.save_every,
+        tokens_per_batch=asked.tokens_per_batch,
+        shard_samples=asked.shard_samples,
+    )
+    Trainer(asked.run, plan, SHAPE | asked.shape).train()
+
+
+if __name__ == "__main__":
+    main()

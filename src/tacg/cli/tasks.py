@@ -1,0 +1,43 @@
+"""List the tasks, or show some of their problems."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tacg.cli.common import print_json
+
+EPILOG = """[bold]Examples[/bold]
+
+tacg tasks
+
+tacg tasks pocket-code --n 2 --seed 5"""
+
+
+def main(
+    name: Annotated[str | None, typer.Argument(help="Show problems of this task.")] = None,
+    n: Annotated[int, typer.Option(help="How many problems.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="Which ones.", min=0)] = 0,
+    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
+    as_json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.")] = False,
+) -> None:
+    """List what decoders can be graded on."""
+    from tacg.tasks import get_task, task_names
+
+    if name is None:
+        about = {each: (type(get_task(each)).__doc__ or "").splitlines()[0] for each in task_names()}
+        if as_json:
+            print_json(about)
+        else:
+            for task, line in about.items():
+                typer.echo(f"{task:15} {line}")
+        return
+    problems = list(get_task(name).problems(split, n, seed))
+    if as_json:
+        print_json([{"id": each.id, "prompt": each.prompt, "answer": each.answer} for each in problems])
+        return
+    for each in problems:
+        typer.secho(each.id, dim=True)
+        typer.echo(f"{each.prompt}\n")
+        typer.secho(f"{each.answer}\n", fg="green")

@@ -1,0 +1,1 @@
+"""Experiments: each writes rows; every table and picture is drawn from rows."""

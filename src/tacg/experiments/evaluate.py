@@ -1,0 +1,120 @@
+"""Decode a task's problems with a policy and grade them: one item row each, one summary row."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tacg.engine.request import resolve
+from tacg.experiments.stats import wilson
+from tacg.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tacg.llm import LLM
+    from tacg.policies import Policy
+    from tacg.tasks import Task
+    from tacg.types import Output
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One problem, decoded and graded."""
+
+    id: str
+    correct: bool
+    score: float
+    steps: int
+    forwards: int
+    tokens: int
+    text: str
+
+    @property
+    def tpf(self) -> float:
+        """Tokens per forward."""
+        return self.tokens / self.forwards
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The items of a run and the row that sums them up."""
+
+    items: tuple[Item, ...]
+    row: dict[str, Any]
+
+
+def evaluate(
+    llm: LLM,
+    task: Task,
+    policy: str | Policy,
+    *,
+    n: int,
+    seed: int = 0,
+    split: str = "test",
+    batch_size: int = 32,
+    settings: dict[str, Any] | None = None,
+    on_item: Callable[[Item], None] | None = None,
+) -> Evaluation:
+    """Decode `n` problems in batches. Settings go to the policy or the decode; the task's own lengths are the default.
+
+    Rows fill the whole answer (`early_stop=False`) unless told otherwise: that is how the paper counts tokens.
+    """
+    settings = {"early_stop": False} | dict(task.decode) | (settings or {})
+    problems = list(task.problems(split, n, seed))
+    graded: dict[int, Item] = {}
+    began = time.perf_counter()
+    with ThreadPoolExecutor(max_workers=2) as pool:  # grading may run programs; decoding goes on meanwhile
+
+        def judge(number: int, output: Output) -> None:
+            grade = task.grade(problems[number], output.text)
+            graded[number] = Item(
+                problems[number].id, grade.correct, grade.score, output.steps, output.forwards, len(output.tokens),
+                output.text,
+            )  # fmt: skip
+            if on_item is not None:
+                on_item(graded[number])
+
+        jobs = []
+        llm.generate(
+            [problem.prompt for problem in problems], policy, batch_size=batch_size,
+            on_output=lambda number, output: jobs.append(pool.submit(judge, number, output)), **settings,
+        )  # fmt: skip
+        decoded = time.perf_counter() - began
+        for job in jobs:
+            job.result()
+    items = tuple(graded[number] for number in range(n))
+    label = resolve(policy, settings)[0].label
+    facts = {"split": split, "batch_size": batch_size, "settings": settings}
+    return Evaluation(items, summary(items, task.name, llm.model.spec.name, label, seed, decoded) | facts)
+
+
+def summary(items: tuple[Item, ...], task: str, model: str, policy: str, seed: int, seconds: float) -> dict[str, Any]:
+    """The row of a run. `tpf` is the mean over items of tokens / forwards, `tpf_ratio` total over total."""
+    n, hits = len(items), sum(item.correct for item in items)
+    tokens, forwards = sum(item.tokens for item in items), sum(item.forwards for item in items)
+    return {
+        "task": task,
+        "model": model,
+        "policy": policy,
+        "n": n,
+        "seed": seed,
+        "accuracy": hits / n,
+        "accuracy_ci": list(wilson(hits, n)),
+        "score": sum(item.score for item in items) / n,
+        "steps": sum(item.steps for item in items) / n,
+        "tpf": sum(item.tpf for item in items) / n,
+        "tpf_ratio": tokens / forwards,
+        "forwards": forwards,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds,
+        "version": __version__,
+        "torch": torch.__version__,
+        "hardware": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+    }

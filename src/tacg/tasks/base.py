@@ -1,0 +1,102 @@
+"""What a task is: problems generated from a seed, in splits that cannot overlap, and a grader."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import random
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tacg.errors import TacgError, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+SPLITS = {"train": range(18), "dev": range(18, 19), "test": range(19, 20)}  # of 20 buckets
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem.
+
+    id      unique within its task
+    prompt  what the model is asked
+    answer  a reference answer, one of many that the grader accepts
+    data    what the grader needs
+    """
+
+    id: str
+    prompt: str
+    answer: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """Whether an answer is right; `score` is the share that is, where a part can be."""
+
+    correct: bool
+    score: float
+
+
+class Task:
+    """A family of problems. Subclasses draw a problem from a random generator and grade answers.
+
+    name    what users type
+    decode  settings that suit its answers: gen_length, block_length
+    """
+
+    name: ClassVar[str]
+    decode: ClassVar[Mapping[str, int]]
+
+    def draw(self, rng: random.Random) -> tuple[str, Problem]:
+        """A random problem and its key. Problems with equal keys have the same solution and share a split."""
+        raise NotImplementedError
+
+    def grade(self, problem: Problem, answer: str) -> Grade:
+        """Judge an answer."""
+        raise NotImplementedError
+
+    def problems(self, split: str = "test", n: int | None = None, seed: int = 0) -> Iterator[Problem]:
+        """Problems of a split, without repeats; the same seed gives the same ones. Endless without `n`.
+
+        The key's hash decides the split, so that no problem is in two of them, whatever the seeds.
+        """
+        if split not in SPLITS:
+            raise unknown("split", split, SPLITS)
+        if n is not None and n < 1:
+            raise TacgError(f"`n` must be >= 1, got {n}.")
+        rng = random.Random(f"{self.name}/{split}/{seed}")
+        seen: set[str] = set()
+        while n is None or len(seen) < n:
+            key, problem = self.draw(rng)
+            number = _digest(problem.prompt)
+            if int(_digest(f"{self.name}/{key}"), 16) % 20 in SPLITS[split] and number not in seen:
+                seen.add(number)
+                yield replace(problem, id=f"{self.name}-{number[:16]}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+_TASKS = {
+    "pocket-math": "tacg.tasks.pocket_math:PocketMath",
+    "pocket-code": "tacg.tasks.pocket_code:PocketCode",
+    "pocket-sudoku": "tacg.tasks.pocket_sudoku:PocketSudoku",
+}
+
+
+def task_names() -> list[str]:
+    """Every task there is."""
+    return sorted(_TASKS)
+
+
+def get_task(name: str, **knobs: Any) -> Task:
+    """A task by name; its knobs set the difficulty."""
+    if name not in _TASKS:
+        raise unknown("task", name, _TASKS)
+    module, _, attribute = _TASKS[name].partition(":")
+    made: Task = getattr(importlib.import_module(module), attribute)(**knobs)
+    return made

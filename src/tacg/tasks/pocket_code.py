@@ -1,0 +1,124 @@
+"""Small functions over lists of numbers: a signature and a docstring in, Python out. Graded by running it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tacg.knobs import Knobs, knob
+from tacg.tasks.base import Grade, Problem, Task
+from tacg.tasks.sandbox import run_tests
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FUNCTIONS = ["solve", "work", "process", "compute", "transform", "handle"]
+ARGUMENTS = ["numbers", "values", "data", "items"]
+LOOP_NAMES = ["n", "x", "v", "i"]
+TARGETS = ["result", "out", "kept", None]  # None: the argument itself is assigned again
+
+# What the docstring says -> the condition or expression, with {v} for the loop name and {k} for a number.
+FILTERS = {
+    "keep the even numbers": "{v} % 2 == 0",
+    "keep the odd numbers": "{v} % 2 == 1",
+    "keep the numbers above {k}": "{v} > {k}",
+    "keep the numbers below {k}": "{v} < {k}",
+    "keep the multiples of {k}": "{v} % {k} == 0",
+    "drop every {k}": "{v} != {k}",
+}
+MAPS = {
+    "add {k} to each": "{v} + {k}",
+    "subtract {k} from each": "{v} - {k}",
+    "multiply each by {k}": "{v} * {k}",
+    "square each": "{v} * {v}",
+    "negate each": "-{v}",
+}
+WHOLE = {
+    "sort them": "sorted({xs})",
+    "sort them from high to low": "sorted({xs}, reverse=True)",
+    "reverse the order": "{xs}[::-1]",
+    "keep the first {k}": "{xs}[:{k}]",
+    "drop the first {k}": "{xs}[{k}:]",
+}
+RETURNS = {
+    "return the list": "{xs}",
+    "return the sum": "sum({xs})",
+    "return how many are left": "len({xs})",
+    "return the largest or 0": "max({xs}, default=0)",
+    "return the smallest or 0": "min({xs}, default=0)",
+}
+
+
+@dataclass(frozen=True)
+class PocketCode(Knobs, Task):
+    """A chain of list steps. Difficulty: how many, and how large their numbers."""
+
+    min_steps: int = knob(3, "fewest steps before the return", low=1)
+    max_steps: int = knob(4, "most steps before the return", low=1)
+    largest: int = knob(9, "largest number in a step", low=2, high=99)
+
+    name: ClassVar[str] = "pocket-code"
+    decode: ClassVar[Mapping[str, int]] = {"gen_length": 96, "block_length": 32}
+
+    def draw(self, rng: random.Random) -> tuple[str, Problem]:
+        """A docstring, and one of many ways to write the function."""
+        function, argument, v = rng.choice(FUNCTIONS), rng.choice(ARGUMENTS), rng.choice(LOOP_NAMES)
+        target = rng.choice(TARGETS) or argument
+        said, lines, source = [], [], argument
+        looped = False
+        for _ in range(rng.randint(self.min_steps, self.max_steps)):
+            kind, told, code = self._step(rng)
+            loop = kind != "whole" and not looped and rng.random() < 0.25
+            lines += _lines(kind, code, v, source, target, loop)
+            looped, source = looped or loop, target
+            said.append(told)
+        told, code = rng.choice(list(RETURNS.items()))
+        lines.append(f"return {code.format(xs=source)}")
+        document = ", ".join([*said, f"then {told}"])
+        document = document[0].upper() + document[1:] + "."
+        prompt = f'Write this function:\ndef {function}({argument}):\n    """{document}"""'
+        answer = f"def {function}({argument}):" + "".join(f"\n    {line}" for line in lines)
+        seed = rng.getrandbits(32)
+        return document, Problem("", prompt, answer, {"function": function, "reference": answer, "seed": seed})
+
+    def _step(self, rng: random.Random) -> tuple[str, str, str]:
+        """A step's kind, its words and its code; {v} and {xs} are left open."""
+        kind, table = rng.choice([("filter", FILTERS), ("map", MAPS), ("whole", WHOLE)])
+        told, code = rng.choice(list(table.items()))
+        k = str(rng.randint(3 if "multiples" in told else 2, max(3, self.largest)))  # multiples of 2 are the even ones
+        return kind, told.replace("{k}", k), code.replace("{k}", k)
+
+    def grade(self, problem: Problem, answer: str) -> Grade:
+        """Run hidden tests: the function must agree with the reference on every input."""
+        passed = run_tests(answer, problem.data["reference"], problem.data["function"], inputs(problem.data["seed"]))
+        return Grade(passed == 1.0, passed)
+
+
+def inputs(seed: int) -> list[list[int]]:
+    """Ten lists to try a function on: empty, short, long, with repeats and negatives."""
+    rng = random.Random(seed)
+    lists: list[list[int]] = [[], [rng.randint(1, 9)]]
+    lists += [[rng.randint(-9, 20) for _ in range(rng.randint(3, 12))] for _ in range(4)]
+    lists += [[rng.randint(0, 12) for _ in range(rng.randint(6, 15))] for _ in range(4)]
+    return lists
+
+
+def _lines(kind: str, code: str, v: str, source: str, target: str, loop: bool) -> list[str]:
+    """A step as Python: one line, or a loop that appends."""
+    code = code.replace("{v}", v).replace("{xs}", source)
+    if kind == "whole":
+        return [f"{target} = {code}"]
+    if not loop:
+        body = f"{v} for {v} in {source} if {code}" if kind == "filter" else f"{code} for {v} in {source}"
+        return [f"{target} = [{body}]"]
+    loop_body = [f"if {code}:", f"    found.append({v})"] if kind == "filter" else [f"found.append({code})"]
+    inner = [f"    {line}" for line in loop_body]
+    return ["found = []", f"for {v} in {source}:", *inner, f"{target} = found"]
+
+
+def reference_outputs(problem: Problem) -> list[Any]:
+    """What the reference answer returns on the hidden inputs (for tests of the task itself)."""
+    space: dict[str, Any] = {}
+    exec(problem.data["reference"], space)
+    return [space[problem.data["function"]](list(each)) for each in inputs(problem.data["seed"])]

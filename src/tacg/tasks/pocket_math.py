@@ -1,0 +1,88 @@
+"""Word problems in several steps: small numbers, written-out reasoning, one final answer. The shape of GSM8K."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from tacg.knobs import Knobs, knob
+from tacg.tasks.base import Grade, Problem, Task
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Mapping
+
+PEOPLE = {"Mia": "She", "Ana": "She", "Zoe": "She", "Ivy": "She", "Eva": "She"}
+PEOPLE |= {"Tom": "He", "Ben": "He", "Leo": "He", "Sam": "He", "Max": "He"}
+THINGS = ["apples", "books", "coins", "cards", "stamps", "shells", "marbles", "pencils", "stickers", "beads"]
+
+# (sign, what the story says, what the answer says); {b} is the amount, {other} another person.
+EVENTS = [
+    ("+", "buys {b} more", "buys {b}"),
+    ("+", "finds {b} more", "finds {b}"),
+    ("+", "gets {b} from {other}", "gets {b}"),
+    ("+", "wins {b} in a game", "wins {b}"),
+    ("-", "gives {b} to {other}", "gives {b}"),
+    ("-", "loses {b}", "loses {b}"),
+    ("-", "sells {b}", "sells {b}"),
+    ("-", "leaves {b} at school", "leaves {b}"),
+    ("*", "then has {b} times as many", "has {b} times as many"),
+]
+
+
+@dataclass(frozen=True)
+class PocketMath(Knobs, Task):
+    """A person's things come and go. Difficulty: how many events, and how large their amounts."""
+
+    min_events: int = knob(4, "fewest events of a story", low=1)
+    max_events: int = knob(7, "most events of a story", low=1)
+    largest: int = knob(15, "largest amount of an event", low=2, high=99)
+
+    name: ClassVar[str] = "pocket-math"
+    decode: ClassVar[Mapping[str, int]] = {"gen_length": 96, "block_length": 32}
+
+    def draw(self, rng: random.Random) -> tuple[str, Problem]:
+        """A story, and its reasoning in one of many wordings."""
+        name, other = rng.sample(list(PEOPLE), 2)
+        he, things = PEOPLE[name], rng.choice(THINGS)
+        value = start = rng.randint(5, 60)
+        story, reasoning, key = [], [], [str(start)]
+        for _ in range(rng.randint(self.min_events, self.max_events)):
+            sign, told, said, b, after = self._event(rng, value)
+            words = {"b": b, "other": other}
+            story.append(f"{he} {told.format(**words)}.")
+            sum_ = f"{value} {sign} {b} = {after}"
+            reasoning.append(self._sentence(rng, f"{he} {said.format(**words)}", sum_, name, things))
+            key.append(f"{sign}{b}")
+            value = after
+        opening = rng.choice([f"{name} starts with {start} {things}.", f"At first there are {start} {things}."])
+        prompt = f"{name} has {start} {things}. {' '.join(story)} How many {things} does {name} have now?"
+        answer = f"{opening} {' '.join(reasoning)} The answer is {value}."
+        return " ".join(key), Problem("", prompt, answer, {"answer": value})
+
+    def _event(self, rng: random.Random, value: int) -> tuple[str, str, str, int, int]:
+        """An event that keeps the count between 1 and 99."""
+        while True:
+            sign, told, said = rng.choice(EVENTS)
+            b = rng.randint(2, 3 if sign == "*" else self.largest)
+            after = {"+": value + b, "-": value - b, "*": value * b}[sign]
+            if 1 <= after <= 99:
+                return sign, told, said, b, after
+
+    def _sentence(self, rng: random.Random, said: str, sum_: str, name: str, things: str) -> str:
+        """One step of the reasoning, in one of four wordings."""
+        return rng.choice(
+            [
+                f"{said}, so {sum_}.",
+                f"That makes {sum_}.",
+                f"Now there are {sum_} {things}.",
+                f"Then {name} has {sum_} {things}.",
+            ]
+        )
+
+    def grade(self, problem: Problem, answer: str) -> Grade:
+        """The last number after "answer is"; the last number of all if it is not said."""
+        told = re.findall(r"answer is\s*(-?\d+)", answer) or re.findall(r"-?\d+", answer)
+        right = bool(told) and int(told[-1]) == problem.data["answer"]
+        return Grade(right, float(right))

@@ -1,0 +1,130 @@
+"""Small sudokus with one solution, each cell of which follows from the cells before it by elimination."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from tacg.knobs import Knobs, knob
+from tacg.tasks.base import Grade, Problem, Task
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Mapping
+
+Grid = list[int]  # row by row; 0 is empty
+BOX = {4: (2, 2), 6: (2, 3)}  # rows and columns of a box
+
+
+@dataclass(frozen=True)
+class PocketSudoku(Knobs, Task):
+    """Difficulty: the size, and how many clues are left at least. Fewer clues make longer chains of deduction."""
+
+    size: str = knob("6", "cells along a side", choices=("4", "6"))
+    clues: int | None = knob(None, "clues at least (none: 5 of 16, 14 of 36)", low=0)
+
+    name: ClassVar[str] = "pocket-sudoku"
+    decode: ClassVar[Mapping[str, int]] = {"gen_length": 64, "block_length": 64}
+
+    def draw(self, rng: random.Random) -> tuple[str, Problem]:
+        """A puzzle; equal solutions are the same problem."""
+        size = int(self.size)
+        least = self.clues if self.clues is not None else {4: 5, 6: 14}[size]
+        solution = _full_grid(size, rng)
+        puzzle = _thin_out(solution, size, least, rng)
+        rows, columns = BOX[size]
+        prompt = f"Solve this {size} by {size} sudoku with {rows} by {columns} boxes:\n{show(puzzle, size)}"
+        answer = show(solution, size)
+        return answer, Problem("", prompt, answer, {"solution": solution, "puzzle": puzzle})
+
+    def grade(self, problem: Problem, answer: str) -> Grade:
+        """Every cell must be right; the score is the share of the empty cells that are."""
+        solution, puzzle = problem.data["solution"], problem.data["puzzle"]
+        cells = [int(cell) for cell in re.findall(r"\d+", answer)]
+        pairs = list(zip(solution, cells, strict=False))
+        open_cells = [place for place, clue in enumerate(puzzle) if not clue]
+        hits = sum(place < len(pairs) and pairs[place][0] == pairs[place][1] for place in open_cells)
+        return Grade(cells == solution, hits / len(open_cells) if open_cells else float(cells == solution))
+
+
+def show(grid: Grid, size: int) -> str:
+    """The grid as text: a line a row, dots for empty cells."""
+    rows = [grid[start : start + size] for start in range(0, size * size, size)]
+    return "\n".join("".join(f" {cell or '.'}" for cell in row) for row in rows)
+
+
+def _box(place: int, size: int) -> int:
+    rows, columns = BOX[size]
+    row, column = divmod(place, size)
+    return row // rows * (size // columns) + column // columns
+
+
+def _full_grid(size: int, rng: random.Random) -> Grid:
+    """A random solved grid, by trying digits in random order."""
+    grid = [0] * (size * size)
+    rows, columns, boxes = ([0] * size for _ in range(3))
+
+    def fill(place: int) -> bool:
+        if place == size * size:
+            return True
+        r, c, b = place // size, place % size, _box(place, size)
+        for digit in rng.sample(range(1, size + 1), size):
+            bit = 1 << digit
+            if not (rows[r] | columns[c] | boxes[b]) & bit:
+                grid[place], rows[r], columns[c], boxes[b] = digit, rows[r] | bit, columns[c] | bit, boxes[b] | bit
+                if fill(place + 1):
+                    return True
+                grid[place], rows[r], columns[c], boxes[b] = 0, rows[r] ^ bit, columns[c] ^ bit, boxes[b] ^ bit
+        return False
+
+    fill(0)
+    return grid
+
+
+def _thin_out(solution: Grid, size: int, least: int, rng: random.Random) -> Grid:
+    """Take clues away in random order as long as elimination alone still solves the puzzle."""
+    puzzle = list(solution)
+    left = size * size
+    for place in rng.sample(range(size * size), size * size):
+        if left <= least:
+            break
+        puzzle[place] = 0
+        if solved_by_elimination(puzzle, size):
+            left -= 1
+        else:
+            puzzle[place] = solution[place]
+    return puzzle
+
+
+def solved_by_elimination(puzzle: Grid, size: int) -> bool:
+    """Whether filling cells that have only one possible digit, again and again, fills the grid.
+
+    Every such step is forced, so a puzzle that passes has exactly one solution.
+    """
+    rows, columns, boxes = ([0] * size for _ in range(3))
+    empty = []
+    for place, digit in enumerate(puzzle):
+        spot = place // size, place % size, _box(place, size)
+        if digit:
+            rows[spot[0]] |= 1 << digit
+            columns[spot[1]] |= 1 << digit
+            boxes[spot[2]] |= 1 << digit
+        else:
+            empty.append(spot)
+    every = (1 << size + 1) - 2
+    while empty:
+        still = []
+        for spot in empty:
+            r, c, b = spot
+            possible = every & ~(rows[r] | columns[c] | boxes[b])
+            if possible and not possible & (possible - 1):
+                rows[r] |= possible
+                columns[c] |= possible
+                boxes[b] |= possible
+            else:
+                still.append(spot)
+        if len(still) == len(empty):
+            return False
+        empty = still
+    return True

@@ -1,0 +1,63 @@
+"""The recipe of the built-in model, in miniature: it trains, survives a kill, resumes exactly, and exports."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tacg
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "pocket"
+SMALL = ["--shard-samples", "48", "--tokens-per-batch", "1024", "--save-every", "2"]
+SMALL += ["--shape", json.dumps({"d_model": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 64})]
+
+
+def command(run: Path, steps: int) -> list[str]:
+    return [sys.executable, str(RECIPE / "train.py"), "--run", str(run), "--steps", str(steps), *SMALL]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of twelve steps that nobody disturbed; it crosses from one shard into the next."""
+    run = tmp_path_factory.mktemp("whole")
+    subprocess.run(command(run, 12), check=True, timeout=300, capture_output=True)
+    assert len(json.loads((run / "shards.json").read_text())) > 1
+    return run
+
+
+def test_a_killed_run_resumes_as_if_nothing_had_happened(whole: Path, tmp_path: Path) -> None:
+    child = subprocess.Popen(command(tmp_path, 12), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    checkpoint = tmp_path / "checkpoint.safetensors"
+    for _ in range(600):
+        if checkpoint.exists():
+            break
+        time.sleep(0.1)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    done = subprocess.run(command(tmp_path, 12), check=True, timeout=300, capture_output=True, text=True)
+    assert "resumed at step" in done.stdout
+    ours, theirs = load_file(checkpoint), load_file(whole / "checkpoint.safetensors")
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        assert torch.allclose(ours[name], tensor, atol=1e-5), name
+
+
+def test_the_export_is_a_checkpoint_like_any_other(whole: Path, tmp_path: Path) -> None:
+    words = [sys.executable, str(RECIPE / "export.py"), "--run", str(whole), "--out", str(tmp_path)]
+    subprocess.run(words, check=True, timeout=120, capture_output=True)
+    llm = tacg.load(tmp_path)
+    text = "Mia has 23 apples. She buys 8 more.\nfor n in data: # żółw\n    5 . 4"
+    assert llm.tokenizer.decode(llm.tokenizer.encode(text)) == text
+    assert len(llm.tokenizer.encode(" 37")) == 1
+    output = llm.generate("Mia has 23 apples.", gen_length=16, early_stop=False)
+    assert len(output.tokens) == 16
+    assert llm.model.spec.mask_id not in output.tokens
