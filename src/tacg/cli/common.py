@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,6 +18,17 @@ if TYPE_CHECKING:
 
 
 DEFAULT_MODEL = "tiny"
+
+# Options that several verbs take, in the same words.
+Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, directory or hub id.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any knob of the policy or the decode; repeatable."),
+]
+BatchSize = Annotated[int, typer.Option(help="Rows decoded together.", min=1)]
+Seed = Annotated[int, typer.Option(help="Which problems.", min=0)]
+Split = Annotated[str, typer.Option(help="train, dev or test.")]
+Json = Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.")]
 
 
 def parse_settings(policy: str, pairs: Iterable[str]) -> dict[str, Any]:

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacg.cli.common import DEFAULT_MODEL, load_model, parse_value, print_json, progress
+from tacg.cli.common import (
+    DEFAULT_MODEL,
+    BatchSize,
+    Json,
+    Model,
+    Seed,
+    Settings,
+    Split,
+    load_model,
+    parse_value,
+    print_json,
+    progress,
+)
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
@@ -32,16 +44,13 @@ def main(
         typer.Option("--policy", "-p", help="Repeatable; default: confidence, klass, and TACG over each."),
     ] = None,
     n: Annotated[int, typer.Option(help="Problems a task.", min=1)] = 100,
-    seed: Annotated[int, typer.Option(help="Which problems.", min=0)] = 0,
-    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
-    model: Annotated[str, typer.Option("--model", "-m", help="Built-in name, directory or hub id.")] = DEFAULT_MODEL,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="NAME=VALUE", help="A knob, for every policy that has it; repeatable."),
-    ] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows decoded together.", min=1)] = 32,
+    seed: Seed = 0,
+    split: Split = "test",
+    model: Model = DEFAULT_MODEL,
+    setting: Settings = None,
+    batch_size: BatchSize = 32,
     out: Annotated[Path | None, typer.Option(help="Directory for rows.jsonl and plane.png.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help='Last line of stdout is {"rows": […]}.')] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare policies on tasks: accuracy, steps, tokens per forward, and what the gate changes."""
     from tacg.experiments.compare import DEFAULT_POLICIES, compare, write_rows

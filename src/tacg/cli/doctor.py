@@ -6,11 +6,9 @@ import os
 import platform
 import re
 from importlib import metadata
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from tacg.cli.common import print_json
+from tacg.cli.common import Json, print_json
 from tacg.version import __version__
 
 EPILOG = """[bold]Examples[/bold]
@@ -21,7 +19,7 @@ tacg doctor --json"""
 
 
 def main(
-    as_json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Print versions, device, threads and optional extras."""
     found = examine()

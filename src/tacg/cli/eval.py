@@ -7,7 +7,19 @@ from typing import Annotated
 
 import typer
 
-from tacg.cli.common import DEFAULT_MODEL, load_model, parse_settings, print_json, progress
+from tacg.cli.common import (
+    DEFAULT_MODEL,
+    BatchSize,
+    Json,
+    Model,
+    Seed,
+    Settings,
+    Split,
+    load_model,
+    parse_settings,
+    print_json,
+    progress,
+)
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -22,16 +34,13 @@ def main(
     task: Annotated[str, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].")],
     policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
     n: Annotated[int, typer.Option(help="Problems.", min=1)] = 100,
-    seed: Annotated[int, typer.Option(help="Which problems.", min=0)] = 0,
-    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
-    model: Annotated[str, typer.Option("--model", "-m", help="Built-in name, directory or hub id.")] = DEFAULT_MODEL,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any knob of the policy or the decode; repeatable."),
-    ] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows decoded together.", min=1)] = 32,
+    seed: Seed = 0,
+    split: Split = "test",
+    model: Model = DEFAULT_MODEL,
+    setting: Settings = None,
+    batch_size: BatchSize = 32,
     out: Annotated[Path | None, typer.Option(help="Append the row to this JSONL file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Last line of stdout is the row as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Grade a policy on a task."""
     from tacg.experiments.compare import write_rows

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacg.cli.common import DEFAULT_MODEL, load_model, parse_settings, print_json
+from tacg.cli.common import DEFAULT_MODEL, BatchSize, Json, Model, Settings, load_model, parse_settings, print_json
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
@@ -30,19 +30,16 @@ def main(
     prompts: Annotated[
         list[str], typer.Argument(help="Prompts; a single [cyan]-[/cyan] reads one per line from stdin.")
     ],
-    model: Annotated[str, typer.Option("--model", "-m", help="Built-in name, directory or hub id.")] = DEFAULT_MODEL,
+    model: Model = DEFAULT_MODEL,
     policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
-    setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any knob of the policy or the decode; repeatable."),
-    ] = None,
+    setting: Settings = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the canvas resolving.")] = False,
     delay: Annotated[float, typer.Option(help="Seconds between frames of --watch.", min=0)] = 0.05,
     raw: Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")] = False,
-    batch_size: Annotated[int, typer.Option(help="Rows decoded together.", min=1)] = 32,
+    batch_size: BatchSize = 32,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
-    as_json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Decode prompts and print the answers."""
     settings = parse_settings(policy, setting or [])

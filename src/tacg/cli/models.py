@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from tacg.cli.common import print_json
+from tacg.cli.common import Json, print_json
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -25,7 +21,7 @@ KNOWN = {
 
 
 def main(
-    as_json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List built-in models and the families that load from a directory or hub id."""
     from tacg.models.loading import BUILT_IN, FAMILIES

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacg.cli.common import print_json
+from tacg.cli.common import Json, print_json
 from tacg.errors import TacgError, unknown
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ tacg policies --presets --json"""
 def main(
     name: Annotated[str | None, typer.Argument(help="Show one policy, for example [cyan]tacg+klass[/cyan].")] = None,
     presets: Annotated[bool, typer.Option("--presets", help="Show the published settings instead.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List what decides when tokens are committed."""
     from tacg.policies import get_policy, policy_names

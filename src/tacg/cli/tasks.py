@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tacg.cli.common import print_json
+from tacg.cli.common import Json, Split, print_json
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -19,8 +19,8 @@ def main(
     name: Annotated[str | None, typer.Argument(help="Show problems of this task.")] = None,
     n: Annotated[int, typer.Option(help="How many problems.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Which ones.", min=0)] = 0,
-    split: Annotated[str, typer.Option(help="train, dev or test.")] = "test",
-    as_json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.")] = False,
+    split: Split = "test",
+    as_json: Json = False,
 ) -> None:
     """List what decoders can be graded on."""
     from tacg.tasks import get_task, task_names
