@@ -200,12 +200,13 @@ def test_leaving_a_stream_early_cancels_its_rows() -> None:
     assert not engine.busy
 
 
-def test_a_row_with_bad_logits_fails_alone_and_is_named() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_a_row_with_bad_logits_fails_alone_and_is_named(temperature: float) -> None:
     """Row 1 turns NaN at answer position 6 in its second block; its neighbours in the lane decode as if alone."""
     good, bad = (trajectory(seed, 9, 13, 7).float() for seed in (0, 1))
     bad[6:, 7, 2] = torch.nan
     model = ScriptedDenoiser([good, good, bad])
-    decode = Decode(gen_length=12, block_length=4, early_stop=False)
+    decode = Decode(gen_length=12, block_length=4, early_stop=False, temperature=temperature)
     requests = [Request((start,), get_policy("tacg", threshold=1.0, tau_floor=1.0), decode) for start in (0, 2)]
     done = [event for event in Engine(model).stream(requests, detail=False) if isinstance(event, Finished)]
     assert [(event.row, event.output.finish_reason == "error") for event in done] == [(1, True), (0, False)]

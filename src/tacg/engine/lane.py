@@ -111,22 +111,27 @@ class Lane:
         eligible = masked & active
         return columns, masked if whole else eligible, eligible
 
-    def decide(self, logits: Tensor, observed: Tensor, eligible: Tensor) -> tuple[Signals, Decision]:
-        """Scan the observed positions and ask the policy.
-
-        logits float [P, V], in the order of `observed` [S, W].
-        """
+    def draw(self, logits: Tensor, observed: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """This step's random numbers, row by row: sampled proposals int64 [P] and noise [S, W], as far as needed."""
         logits[:, self.hidden_ids] = -torch.inf
-        proposal = None
+        proposal = noise = None
         if self.decode.temperature > 0:
             rows = self.live()
             counts = observed.sum(dim=1)[[row.slot for row in rows]].tolist()
             proposal = propose(logits, counts, [row.generator for row in rows], self.decode.temperature)
-        needs = self.policy.needs
+        if "noise" in self.policy.needs:
+            noise = torch.zeros(observed.shape, device=self.device)
+            for row in self.live():
+                noise[row.slot] = torch.rand(self.width, generator=row.generator, device=self.device)
+        return proposal, noise
+
+    def decide(
+        self, logits: Tensor, observed: Tensor, eligible: Tensor, proposal: Tensor | None, noise: Tensor | None
+    ) -> tuple[Signals, Decision]:
+        """Scan the observed positions and ask the policy. logits float [P, V], in the order of `observed` [S, W]."""
         signals = observe(
-            logits, observed, eligible, self.memory, needs,
-            step=self.step, steps=self.blocks[self.block, 2],
-            proposal=proposal, noise=self._noise() if "noise" in needs else None,
+            logits, observed, eligible, self.memory, self.policy.needs,
+            step=self.step, steps=self.blocks[self.block, 2], proposal=proposal, noise=noise,
         )  # fmt: skip
         decision, self.state = self.policy.decide(signals, self.state)
         return signals, decision
@@ -180,12 +185,6 @@ class Lane:
                 if self.decode.observe == "block":
                     self.memory.forget(row.slot)
         return finished
-
-    def _noise(self) -> Tensor:
-        noise = torch.zeros(len(self.rows), self.width, device=self.device)
-        for row in self.live():
-            noise[row.slot] = torch.rand(self.width, generator=row.generator, device=self.device)
-        return noise
 
     # -- what is told ----------------------------------------------------------------------------------------------
 

@@ -68,13 +68,16 @@ class Engine:
         if not views:
             return events
         for lane, columns, observed, eligible, logits in self._forward(views):
+            proposal, noise = lane.draw(logits, observed)
             try:
-                signals, decision = lane.decide(logits, observed, eligible)
+                signals, decision = lane.decide(logits, observed, eligible, proposal, noise)
             except LogitsError as error:
                 events += self._fail(lane, columns, error)
                 forwarded = observed
                 columns, observed, eligible = lane.window()
-                signals, decision = lane.decide(logits[observed[forwarded]], observed, eligible)
+                kept = observed[forwarded]  # what is left of the positions that were forwarded
+                proposal = None if proposal is None else proposal[kept]
+                signals, decision = lane.decide(logits[kept], observed, eligible, proposal, noise)
             reason = lane.commit(columns, signals, decision)
             if detail:
                 events += lane.step_events(columns, signals, decision, reason)
