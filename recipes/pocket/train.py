@@ -192,7 +192,7 @@ def initialise(model: Llada) -> None:
     """Normal weights; what writes into the residual stream starts small.
 
     Embeddings start at size one. At 0.02, a common choice, the blocks' first outputs drown them, no head can tell which
-    token it looks at, and copying a number is not learned for thousands of steps (docs/log.md).
+    token it looks at; a run that started so had not learned to copy a number after 1,750 steps (docs/log.md).
     """
     for name, value in model.named_parameters():
         if value.dim() == 2:
