@@ -54,7 +54,8 @@ def test_reference_answers_are_right_and_others_wrong(name: str) -> None:
     task = get_task(name)
     problems = list(task.problems("dev", n=12, seed=4))
     assert all(task.grade(problem, problem.answer).correct for problem in problems)
-    assert not any(task.grade(problem, other.answer).correct for problem, other in pairwise(problems))
+    by_chance = sum(task.grade(problem, other.answer).correct for problem, other in pairwise(problems))
+    assert by_chance <= 1, "two stories may end with the same number"
     assert not any(task.grade(problem, "").correct for problem in problems)
 
 

@@ -31,8 +31,8 @@ PIECES = r"\n(?: {4})*| ?[A-Za-z]+| ?\d{1,2}| ?[^\sA-Za-z\d]+|\s"
 
 # (task, difficulty, share of the samples). The 4 by 4 sudokus teach the 6 by 6 ones.
 MIXTURE: list[tuple[str, dict[str, str], float]] = [
-    ("pocket-math", {}, 0.40),
-    ("pocket-code", {}, 0.20),
+    ("pocket-math", {}, 0.36),
+    ("pocket-code", {}, 0.24),
     ("pocket-sudoku", {"size": "6"}, 0.33),
     ("pocket-sudoku", {"size": "4"}, 0.07),
 ]

@@ -6,6 +6,7 @@ python recipes/pocket/export.py --run DIR --out src/tacg/models/pocket
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from pathlib import Path
 
@@ -26,6 +27,10 @@ def export(run: Path, out: Path) -> int:
     save_file(weights, out / "model.safetensors", {"format": "pt", "step": step})
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(run / name, out / name)
+    curve = {json.loads(line)["step"]: line for line in (run / "loss.jsonl").read_text("utf-8").splitlines()}
+    (out / "loss.jsonl").write_text(
+        "".join(f"{line}\n" for line in curve.values()), "utf-8"
+    )  # a resumed run repeats steps
     size = (out / "model.safetensors").stat().st_size
     if size > LIMIT:
         raise SystemExit(f"The weights take {size} bytes, more than the {LIMIT} that the package may carry.")

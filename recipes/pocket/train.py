@@ -1,6 +1,6 @@
 """Train pocket: a LLaDA of 2 M parameters, on a laptop's CPU. Can be killed at any moment and started again.
 
-    python recipes/pocket/train.py --run DIR --steps 20000
+    python recipes/pocket/train.py --run DIR --steps 12000
 
 DIR gets tokenizer files, `checkpoint.safetensors` (weights, their EMA, optimiser state, step) and `loss.jsonl`.
 Everything is derived from the step's number, so that a resumed run is the run that was never interrupted.
@@ -101,7 +101,7 @@ class Trainer:
                 losses.append(self._update(batch))
                 tokens += len(batch.tokens)
                 self.step += 1
-                if self.step % 50 == 0:
+                if self.step % 50 == 0 or self.step == self.plan.steps:
                     self._log(sum(losses) / len(losses), tokens / (time.monotonic() - began))
                     losses = []
                 if self.step % self.plan.save_every == 0 or self.step == self.plan.steps:
@@ -234,7 +234,7 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="directory of the run; started again, it goes on")
-    parser.add_argument("--steps", type=int, default=20000)
+    parser.add_argument("--steps", type=int, default=12000)
     parser.add_argument("--weighting", choices=["plain", "eq1"], default="eq1")
     parser.add_argument("--save-every", type=int, default=250)
     parser.add_argument("--tokens-per-batch", type=int, default=6144)

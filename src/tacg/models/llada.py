@@ -9,6 +9,7 @@ computed, and on the CPUs we measured a row's logits do not depend on its neighb
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -131,19 +132,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Packing:
-    """Where each row of a packed batch is: indices for attention, and the rotation of every token."""
+    """How a packed batch splits into runs of rows of one length, and the rotation of every token."""
 
     def __init__(self, lengths: Sequence[int], head_dim: int, theta: float, device: torch.device) -> None:
-        by_length: dict[int, list[int]] = {}
-        offset = 0
-        for length in lengths:
-            by_length.setdefault(length, []).append(offset)
-            offset += length
-        # Rows of equal length attend in one call: index [rows, length] into the packed tokens.
-        self.groups = [
-            torch.tensor(starts, device=device)[:, None] + torch.arange(length, device=device)
-            for length, starts in by_length.items()
-        ]
+        self.runs = [(len(list(rows)), length) for length, rows in groupby(lengths)]
         position = torch.cat([torch.arange(length, device=device) for length in lengths]).float()
         frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2, device=device).float() / head_dim)
         angle = (position[:, None] * frequency).repeat(1, 2)[:, None, :]
@@ -151,13 +143,10 @@ class Packing:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Full attention within each row. q [N, H, D], k and v [N, KV, D] -> [N, H * D]."""
-        if len(self.groups) == 1:
-            shape = self.groups[0].shape
-            return _attention(*(x.view(*shape, *x.shape[1:]) for x in (q, k, v))).flatten(0, 1)
-        mixed = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
-        for index in self.groups:
-            mixed[index] = _attention(q[index], k[index], v[index])
-        return mixed
+        sizes = [rows * length for rows, length in self.runs]
+        parts = zip(self.runs, *(x.split(sizes) for x in (q, k, v)), strict=True)
+        mixed = [_attention(*(x.unflatten(0, run) for x in part)).flatten(0, 1) for run, *part in parts]
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -13,9 +13,10 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Mapping
 
-PEOPLE = {"Mia": "She", "Ana": "She", "Zoe": "She", "Ivy": "She", "Eva": "She"}
-PEOPLE |= {"Tom": "He", "Ben": "He", "Leo": "He", "Sam": "He", "Max": "He"}
+PEOPLE = {"Mia": "she", "Ana": "she", "Zoe": "she", "Ivy": "she", "Eva": "she"}
+PEOPLE |= {"Tom": "he", "Ben": "he", "Leo": "he", "Sam": "he", "Max": "he"}
 THINGS = ["apples", "books", "coins", "cards", "stamps", "shells", "marbles", "pencils", "stickers", "beads"]
+DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 
 # (sign, what the story says, what the answer says); {b} is the amount, {other} another person.
 EVENTS = [
@@ -27,17 +28,17 @@ EVENTS = [
     ("-", "loses {b}", "loses {b}"),
     ("-", "sells {b}", "sells {b}"),
     ("-", "leaves {b} at school", "leaves {b}"),
-    ("*", "then has {b} times as many", "has {b} times as many"),
+    ("*", "ends up with {b} times as many", "has {b} times as many"),
 ]
 
 
 @dataclass(frozen=True)
 class PocketMath(Knobs, Task):
-    """A person's things come and go. Difficulty: how many events, and how large their amounts."""
+    """A person's things come and go over a week. Difficulty: how many events, and how large their amounts."""
 
-    min_events: int = knob(4, "fewest events of a story", low=1)
-    max_events: int = knob(7, "most events of a story", low=1)
-    largest: int = knob(15, "largest amount of an event", low=2, high=99)
+    min_events: int = knob(4, "fewest events of a story", low=1, high=7)
+    max_events: int = knob(6, "most events of a story", low=1, high=7)
+    largest: int = knob(9, "largest amount of an event", low=2, high=99)
 
     name: ClassVar[str] = "pocket-math"
     decode: ClassVar[Mapping[str, int]] = {"gen_length": 96, "block_length": 32}
@@ -48,12 +49,12 @@ class PocketMath(Knobs, Task):
         he, things = PEOPLE[name], rng.choice(THINGS)
         value = start = rng.randint(5, 60)
         story, reasoning, key = [], [], [str(start)]
-        for _ in range(rng.randint(self.min_events, self.max_events)):
+        count = rng.randint(self.min_events, self.max_events)
+        for day in DAYS[:count]:
             sign, told, said, b, after = self._event(rng, value)
-            words = {"b": b, "other": other}
-            story.append(f"{he} {told.format(**words)}.")
+            story.append(f"On {day} {he} {told.format(b=b, other=other)}.")
             sum_ = f"{value} {sign} {b} = {after}"
-            reasoning.append(self._sentence(rng, f"{he} {said.format(**words)}", sum_, name, things))
+            reasoning.append(self._sentence(rng, day, f"{he} {said.format(b=b)}", sum_, things))
             key.append(f"{sign}{b}")
             value = after
         opening = rng.choice([f"{name} starts with {start} {things}.", f"At first there are {start} {things}."])
@@ -70,14 +71,13 @@ class PocketMath(Knobs, Task):
             if 1 <= after <= 99:
                 return sign, told, said, b, after
 
-    def _sentence(self, rng: random.Random, said: str, sum_: str, name: str, things: str) -> str:
-        """One step of the reasoning, in one of four wordings."""
+    def _sentence(self, rng: random.Random, day: str, said: str, sum_: str, things: str) -> str:
+        """One step of the reasoning, in one of three wordings."""
         return rng.choice(
             [
-                f"{said}, so {sum_}.",
-                f"That makes {sum_}.",
-                f"Now there are {sum_} {things}.",
-                f"Then {name} has {sum_} {things}.",
+                f"On {day} {said}, so {sum_}.",
+                f"{day}: {sum_}.",
+                f"After {day} there are {sum_} {things}.",
             ]
         )
 
