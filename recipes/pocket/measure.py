@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from rich.progress import Progress
 
 import tacg
-from tacg.experiments.compare import read_rows, write_rows
 from tacg.experiments.evaluate import evaluate
+from tacg.experiments.rows import read_rows, write_rows
 from tacg.tasks import get_task, task_names
 
 if TYPE_CHECKING:

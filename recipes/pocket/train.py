@@ -24,6 +24,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tacg.models.base import whole
 from tacg.models.llada import Llada, LladaConfig
 
 SHAPE: dict[str, Any] = {
@@ -47,6 +48,7 @@ class Plan:
     steps: int
     tokens_per_batch: int = 6144
     shard_samples: int = 4096
+    opening_shards: int = 12
     warmup: int = 200
     decay: float = 0.25
     muon_lr: float = 0.02
@@ -79,7 +81,7 @@ class Trainer:
         (run / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         torch.manual_seed(plan.seed)
         self.model = Llada(LladaConfig.read(config))
-        initialise(self.model)
+        initialise(self.model, self.tokenizer)
         self.ema = {name: value.clone() for name, value in self.model.state_dict().items()}
         hidden = [p for name, p in self.model.named_parameters() if p.dim() == 2 and ".blocks." in name]
         others = [p for p in self.model.parameters() if not any(p is h for h in hidden)]
@@ -103,7 +105,7 @@ class Trainer:
                 self.step += 1
                 if self.step % 50 == 0 or self.step == self.plan.steps:
                     self._log(sum(losses) / len(losses), tokens / (time.monotonic() - began))
-                    losses = []
+                    began, tokens, losses = time.monotonic(), 0, []
                 if self.step % self.plan.save_every == 0 or self.step == self.plan.steps:
                     self.save()
                 if self.step == self.plan.steps:
@@ -111,21 +113,29 @@ class Trainer:
 
     def _remaining(self) -> list[Batch]:
         """The rest of the current shard. Shards differ in length, so the walk to it starts at the first."""
-        number, seen = self._shard_of_step()
-        return self._batches(number)[self.step - seen :]
+        number, start, stop = self._shard_of_step()
+        batches = self._batches(number)
+        if len(batches) != stop - start:
+            raise SystemExit(
+                f"{self.run} was begun with other data: shard {number} had {stop - start} batches, not {len(batches)}."
+            )
+        return batches[self.step - start :]
 
-    def _shard_of_step(self) -> tuple[int, int]:
+    def _shard_of_step(self) -> tuple[int, int, int]:
+        """Number of the current shard, its first step, and the one after its last."""
         ends: list[int] = json.loads(self._ledger.read_text()) if self._ledger.exists() else []
         for number, end in enumerate(ends):
             if self.step < end:
-                return number, ends[number - 1] if number else 0
-        number, seen = len(ends), ends[-1] if ends else 0
-        self._ledger.write_text(json.dumps([*ends, seen + len(self._batches(number))]))
-        return number, seen
+                return number, ends[number - 1] if number else 0, end
+        number, start = len(ends), ends[-1] if ends else 0
+        stop = start + len(self._batches(number))
+        self._ledger.write_text(json.dumps([*ends, stop]))
+        return number, start, stop
 
     def _batches(self, number: int) -> list[Batch]:
+        plan = self.plan
         if self._cached is None or self._cached[0] != number:
-            made = shard(self.tokenizer, number, self.plan.shard_samples, self.plan.tokens_per_batch)
+            made = shard(self.tokenizer, number, plan.shard_samples, plan.tokens_per_batch, plan.opening_shards)
             self._cached = (number, made)
         return self._cached[1]
 
@@ -188,7 +198,7 @@ class Trainer:
         print(f"resumed at step {self.step}", flush=True)
 
 
-def initialise(model: Llada) -> None:
+def initialise(model: Llada, tokenizer: Tokenizer) -> None:
     """Normal weights; what writes into the residual stream starts small.
 
     Embeddings start at size one. At 0.02, a common choice, the blocks' first outputs drown them, no head can tell which
@@ -198,6 +208,27 @@ def initialise(model: Llada) -> None:
         if value.dim() == 2:
             small = (2 * model.config.n_layers) ** -0.5 if name.endswith(("attn_out.weight", "ff_out.weight")) else 1.0
             nn.init.normal_(value, std=1.0 if "wte" in name else small * value.shape[1] ** -0.5)
+    _teach_numbers(model, tokenizer)
+
+
+@torch.no_grad()
+def _teach_numbers(model: Llada, tokenizer: Tokenizer) -> None:
+    """Numbers start with their place on circles of several sizes, so that sums are turns; half noise, half that.
+
+    Networks that learn to add find such waves by themselves, but late: see docs/log.md.
+    """
+    parts: Any = model.model["transformer"]
+    table, head = parts["wte"].weight, parts["ff_out"].weight
+    waves = torch.tensor([2.0, 5.0, 10.0, 20.0, 33.0, 50.0, 100.0, 200.0])
+    angle = 2 * torch.pi * torch.arange(100.0)[:, None] / waves
+    features = torch.cat([angle.cos(), angle.sin()], dim=1) / len(waves) ** 0.5  # [100, 16], each of length one
+    frame = torch.linalg.qr(torch.randn(table.shape[1], features.shape[1])).Q  # [D, 16], orthonormal
+    placed = features @ frame.T
+    for number in range(100):
+        for space in ("Ġ", ""):
+            token = tokenizer.token_to_id(f"{space}{number}")
+            for rows, size in ((table, table.shape[1] ** 0.5), (head, 1.0)):
+                rows[token] = (rows[token] + size * placed[number]) * 0.5**0.5
 
 
 def diffusion_loss(model: Llada, batch: Batch, mask_id: int, plan: Plan, step: int) -> Tensor:
@@ -213,7 +244,7 @@ def diffusion_loss(model: Llada, batch: Batch, mask_id: int, plan: Plan, step: i
     row = torch.repeat_interleave(torch.arange(rows), torch.tensor(batch.lengths))
     hidden = batch.answer & (torch.rand(len(row), generator=generator) < level[row])
     select = hidden.nonzero().squeeze(1)
-    logits = model(batch.tokens.masked_fill(hidden, mask_id), batch.lengths, select)
+    logits = model(batch.tokens.masked_fill(hidden, mask_id), whole(batch.lengths), select)
     losses = F.cross_entropy(logits, batch.tokens[select], reduction="none")
     if plan.weighting == "plain":
         return losses.mean()
@@ -239,15 +270,16 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=250)
     parser.add_argument("--tokens-per-batch", type=int, default=6144)
     parser.add_argument("--shard-samples", type=int, default=4096)
+    parser.add_argument("--opening-shards", type=int, default=12, help="shards without sudokus at the start")
     parser.add_argument("--shape", type=json.loads, default={}, help="JSON that overrides fields of config.json")
     asked = parser.parse_args()
-    torch.set_flush_denormal(True)  # vanishing numbers take a slow path on most CPUs
     plan = Plan(
         steps=asked.steps,
         weighting=asked.weighting,
         save_every=asked.save_every,
         tokens_per_batch=asked.tokens_per_batch,
         shard_samples=asked.shard_samples,
+        opening_shards=asked.opening_shards,
     )
     Trainer(asked.run, plan, SHAPE | asked.shape).train()
 

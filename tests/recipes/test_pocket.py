@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 import tacg
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "pocket"
-SMALL = ["--shard-samples", "48", "--tokens-per-batch", "1024", "--save-every", "2"]
+SMALL = ["--shard-samples", "48", "--tokens-per-batch", "1024", "--save-every", "2", "--opening-shards", "1"]
 SMALL += ["--shape", json.dumps({"d_model": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 64})]
 
 

@@ -30,6 +30,7 @@ EVENTS = [
     ("-", "leaves {b} at school", "leaves {b}"),
     ("*", "ends up with {b} times as many", "has {b} times as many"),
 ]
+SIGNS = {"+": "plus", "-": "minus", "*": "times"}
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,7 @@ class PocketMath(Knobs, Task):
         for day in DAYS[:count]:
             sign, told, said, b, after = self._event(rng, value)
             story.append(f"On {day} {he} {told.format(b=b, other=other)}.")
-            sum_ = f"{value} {sign} {b} = {after}"
-            reasoning.append(self._sentence(rng, day, f"{he} {said.format(b=b)}", sum_, things))
+            reasoning.append(self._sentence(rng, day, f"{he} {said.format(b=b)}", f"{SIGNS[sign]} {b}", after, things))
             key.append(f"{sign}{b}")
             value = after
         opening = rng.choice([f"{name} starts with {start} {things}.", f"At first there are {start} {things}."])
@@ -71,13 +71,13 @@ class PocketMath(Knobs, Task):
             if 1 <= after <= 99:
                 return sign, told, said, b, after
 
-    def _sentence(self, rng: random.Random, day: str, said: str, sum_: str, things: str) -> str:
-        """One step of the reasoning, in one of three wordings."""
+    def _sentence(self, rng: random.Random, day: str, said: str, step: str, after: int, things: str) -> str:
+        """One step of the reasoning, in one of three wordings. Each result is said once: there is nothing to copy."""
         return rng.choice(
             [
-                f"On {day} {said}, so {sum_}.",
-                f"{day}: {sum_}.",
-                f"After {day} there are {sum_} {things}.",
+                f"On {day} {said}, which makes {after}.",
+                f"{day}: {step} is {after}.",
+                f"After {day}, {step}, there are {after} {things}.",
             ]
         )
 
