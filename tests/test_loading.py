@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import tacg
 from tacg.models.tiny import write_checkpoint
+from tacg.text import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,12 +78,12 @@ def test_rows_of_the_table_that_no_token_owns_are_never_written(tmp_path: Path) 
         (lambda d: edit(d, model_type="gpt2"), "model_type 'gpt2' is not supported. Supported: llada"),
         (lambda d: edit(d, alibi=True), "`alibi` must be False for model_type 'llada', got True"),
         (lambda d: edit(d, d_model="gone"), "`d_model` is missing"),
-        (lambda d: edit(d, d_model="wide"), "wrong type"),
+        (lambda d: edit(d, d_model="wide"), "must be a whole number"),
         (lambda d: edit(d, n_heads=5), "`d_model` must be an even multiple of `n_heads`, got 64 and 5"),
         (lambda d: edit(d, n_kv_heads=3), "multiple of `n_kv_heads`"),
-        (lambda d: edit(d, n_layers=0), "every size must be >= 1"),
+        (lambda d: edit(d, n_layers=0), "must be a whole number from 1 to 1000"),
         (lambda d: edit(d, n_layers=3), "9 tensor.s. missing .* first 'model.transformer.blocks.2"),
-        (lambda d: edit(d, n_layers=1), "unexpected tensor 'model.transformer.blocks.1"),
+        (lambda d: edit(d, n_layers=1), "blocks.1.attn_norm.weight' is an unexpected tensor"),
         (lambda d: edit(d, mlp_hidden_size=100), r"ff_out.weight' must have shape \(64, 100\), got \(64, 192\)"),
         (lambda d: edit(d, mask_token_id=4096), "`mask_token_id` must be a token id below 102, got 4096"),
         (lambda d: edit(d, eos_token_id=[]), r"`eos_token_id` must be a token id below 102, got \[\]"),
@@ -90,7 +91,7 @@ def test_rows_of_the_table_that_no_token_owns_are_never_written(tmp_path: Path) 
         (lambda d: (d / "config.json").write_text("[]"), "must hold a JSON object, got list"),
         (lambda d: (d / "config.json").unlink(), "config.json does not exist"),
         (lambda d: (d / "tokenizer.json").unlink(), "has no tokenizer.json"),
-        (lambda d: (d / "tokenizer.json").write_text("{}"), "is not a tokenizer.json that can be read"),
+        (lambda d: (d / "tokenizer.json").write_text("{}"), "is not a tokenizer that can be read"),
         (lambda d: (d / "model.safetensors").unlink(), r"has no \*.safetensors file"),
         (lambda d: truncate(d / "model.safetensors"), "cannot be read as safetensors"),
         (lambda d: (d / "model.safetensors.index.json").write_text("{}"), "must hold a `weight_map`"),
@@ -133,3 +134,43 @@ def test_an_unreachable_hub_is_explained(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(tacg.TacgError, match="'nobody/nothing-at-all' could not be downloaded"):
         tacg.load("nobody/nothing-at-all")
+
+
+def test_a_tokenizer_of_vocabulary_and_merges(checkpoint: Path) -> None:
+    """Dream comes without tokenizer.json: byte pairs, cut as Qwen2 cuts, special tokens from the other file."""
+    from tokenizers import pre_tokenizers
+
+    (checkpoint / "tokenizer.json").unlink()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("H", "i"), ("Ġ", "t"), ("Ġt", "h"), ("Ġth", "e"), ("r", "e")]
+    vocabulary = {token: number for number, token in enumerate([*alphabet, *(a + b for a, b in merges)])}
+    (checkpoint / "vocab.json").write_text(json.dumps(vocabulary))
+    (checkpoint / "merges.txt").write_text("#version: 0.2\n" + "\n".join(f"{a} {b}" for a, b in merges))
+    size = len(vocabulary)
+    added = {str(size): {"content": "<|endoftext|>", "special": True}, str(size + 1): {"content": "<|mask|>"}}
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    tokenizer = Tokenizer(checkpoint)
+    ids = tokenizer.encode("Hi there 42<|mask|>")
+    assert [tokenizer.id_of("Hi"), tokenizer.id_of("Ġthe"), tokenizer.id_of("re")] == ids[:3]
+    assert ids[-1] == size + 1
+    assert ids[4:6] == [tokenizer.id_of("4"), tokenizer.id_of("2")], "digits one by one"
+    assert tokenizer.decode(ids) == "Hi there 42"
+    for text in ("zażółć\n\n gęślą", "  don't  ", "x = [1,2]\r\n"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    added[str(size + 7)] = {"content": "<|gap|>"}
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+    with pytest.raises(tacg.TacgError, match="must get id"):
+        Tokenizer(checkpoint)
+
+
+def test_loading_tells_how_far_it_is(checkpoint: Path) -> None:
+    told: list[tuple[int, int]] = []
+    tacg.load(checkpoint, tell=lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1] > 0
+
+
+def test_offline_and_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    with pytest.raises(tacg.TacgError, match="is not in the local cache"):
+        tacg.load("nobody/nothing", offline=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
-from tacg.models.base import ModelSpec
+from tacg.models.base import ModelSpec, Span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,9 +48,9 @@ class ReactiveDenoiser:
         self.device = torch.device("cpu")
         self.rows_seen: list[tuple[int, ...]] = []
 
-    def __call__(self, tokens: Tensor, lengths: Sequence[int], select: Tensor) -> Tensor:
+    def __call__(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         frames = []
-        for row in torch.split(tokens, list(lengths)):
+        for row in torch.split(tokens, [len(span) for span in spans]):
             self.rows_seen.append(tuple(row.tolist()))
             place = torch.arange(len(row), dtype=torch.float64)
             near = torch.exp(-(place[:, None] - place).abs() / 4)

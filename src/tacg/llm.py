@@ -13,6 +13,7 @@ from tacg.engine.events import Event, Finished
 from tacg.engine.loop import Engine, refuse_failures
 from tacg.engine.request import Request, resolve
 from tacg.errors import TacgError
+from tacg.models.base import whole
 from tacg.models.loading import load_checkpoint
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class LLM:
         device = self.model.device
         tokens = ids[valid].to(device)
         lengths = [length for length in valid.sum(dim=1).tolist() if length]
-        found = self.model(tokens, lengths, torch.arange(len(tokens), device=device)).float()
+        found = self.model(tokens, whole(lengths), torch.arange(len(tokens), device=device)).float()
         board = found.new_zeros(*ids.shape, found.shape[1])
         board[valid.to(device)] = found
         return board
@@ -152,9 +153,17 @@ class LLM:
                 yield event
 
 
-def load(source: str | Path = "tiny", *, dtype: str = "float32", device: str = "cpu") -> LLM:
-    """Load a model: a built-in name, a local directory, or a hub id."""
-    return LLM(*load_checkpoint(source, dtype=dtype, device=device))
+def load(
+    source: str | Path = "tiny", *, dtype: str = "float32", device: str = "cpu", revision: str | None = None,
+    offline: bool = False, tell: Callable[[int, int], None] | None = None,
+) -> LLM:  # fmt: skip
+    """Load a model.
+
+    source    a built-in name, a local directory, or a hub id
+    revision  branch, tag or commit of a hub id; `offline` takes only what was downloaded before
+    tell      called with (bytes loaded, bytes in all) on the way
+    """
+    return LLM(*load_checkpoint(source, dtype=dtype, device=device, revision=revision, offline=offline, tell=tell))
 
 
 def _listed(prompts: Any) -> tuple[list[Any], bool]:

@@ -14,21 +14,24 @@ if TYPE_CHECKING:
 
 Message = dict[str, str]  # {"role": "user", "content": "…"}
 
+# How LLaDA was taught to read a conversation.
+LLADA_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}"
+    "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+# How Qwen2, and so Dream, cuts a text before merging bytes.
+QWEN_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+
 
 class Tokenizer:
     """A tokenizer and chat template in the Hugging Face layout."""
 
     def __init__(self, directory: Path) -> None:
-        from tokenizers import Tokenizer as Backend
-
-        path = directory / "tokenizer.json"
-        if not path.is_file():
-            raise TacgError(f"{directory} has no tokenizer.json; copy the checkpoint's tokenizer files there.")
-        try:
-            self._backend = Backend.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for every kind of damage
-            raise TacgError(f"{path} is not a tokenizer.json that can be read: {error}.") from None
         self.config = read_json(directory / "tokenizer_config.json", missing_ok=True)
+        self._backend = _backend(directory, self.config)
         template = directory / "chat_template.jinja"
         self.chat_template: str | None = (
             template.read_text(encoding="utf-8") if template.is_file() else _plain(self.config.get("chat_template"))
@@ -48,7 +51,8 @@ class Tokenizer:
 
     def id_of(self, token: str) -> int | None:
         """The id of a token's exact spelling, or None."""
-        return self._backend.token_to_id(token)
+        found: int | None = self._backend.token_to_id(token)
+        return found
 
     def owned_ids(self) -> set[int]:
         """Every id that stands for a token."""
@@ -73,6 +77,41 @@ class Tokenizer:
         except Exception as error:  # a template may fail in any way that a program can
             raise TacgError(f"The checkpoint's chat template fails: {error}") from None
         return self.encode(text)
+
+
+def _backend(directory: Path, config: Mapping[str, Any]) -> Any:
+    """tokenizer.json, or Qwen2's older pair of vocab.json and merges.txt (Dream)."""
+    from tokenizers import Tokenizer as Backend
+
+    path, vocabulary, merges = (directory / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
+    if not path.is_file() and not (vocabulary.is_file() and merges.is_file()):
+        raise TacgError(f"{directory} has no tokenizer.json; copy the checkpoint's tokenizer files there.")
+    try:
+        return Backend.from_file(str(path)) if path.is_file() else _byte_pairs(vocabulary, merges, config)
+    except Exception as error:  # the library raises bare Exception for every kind of damage
+        what = path if path.is_file() else vocabulary
+        raise TacgError(f"{what} is not a tokenizer that can be read: {error}.") from None
+
+
+def _byte_pairs(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> Any:
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    backend = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+    backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN_PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    added = config.get("added_tokens_decoder") or {}
+    for number, token in sorted(added.items(), key=lambda item: int(item[0])):
+        made = AddedToken(token["content"], special=bool(token.get("special", True)), normalized=False)
+        (backend.add_special_tokens if made.special else backend.add_tokens)([made])
+        if backend.token_to_id(token["content"]) != int(number):
+            raise ValueError(f"the added token {token['content']!r} must get id {number}, got another")
+    return backend
 
 
 def _plain(template: Any) -> str | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
-from tacg.models.base import ModelSpec
+from tacg.models.base import ModelSpec, Span
 from tacg.models.scripted import ScriptedDenoiser
 from tacg.policies import get_policy
 from tests.parity import plain_loops
@@ -59,8 +59,8 @@ class ReactiveDenoiser:
                 state[low:high] += x[low + shift : high + shift] @ weight
         return np.tanh(state) @ self.head
 
-    def __call__(self, tokens: Tensor, lengths: Sequence[int], select: Tensor) -> Tensor:
-        rows = [torch.from_numpy(self.logits(row.numpy())) for row in tokens.split(list(lengths))]
+    def __call__(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
+        rows = [torch.from_numpy(self.logits(row.numpy())) for row in tokens.split([len(span) for span in spans])]
         return torch.cat(rows)[select]
 
 

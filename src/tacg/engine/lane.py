@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tacg.cache import Cache, resolve_mode, window
 from tacg.engine.events import Proposal, Step
 from tacg.engine.sampling import propose
+from tacg.models.base import Span
 from tacg.scan import Memory, observe
 from tacg.types import Commit, Decision, Output, Reason, Signals, top
 
@@ -26,7 +28,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Row:
-    """One request on its way. `steps` counts decisions, `forwards` model calls."""
+    """One request on its way. `steps` counts decisions, `forwards` model calls.
+
+    cache    the row's keys and values, if any are kept; up to `settled` they will never change
+    """
 
     number: int
     request: Request
@@ -35,6 +40,8 @@ class Row:
     slot: int = -1
     steps: int = 0
     forwards: int = 0
+    cache: Cache | None = None
+    settled: int = 0
 
 
 class Lane:
@@ -47,10 +54,13 @@ class Lane:
     when, why int64 [S, G], sure float [S, G]: step, reason and confidence of each commit
     """
 
-    def __init__(self, policy: Policy, decode: Decode, spec: ModelSpec, device: torch.device, max_rows: int) -> None:
+    def __init__(
+        self, policy: Policy, decode: Decode, offset: int, spec: ModelSpec, device: torch.device, max_rows: int
+    ) -> None:
         self.policy, self.decode, self.spec, self.device, self.max_rows = policy, decode, spec, device, max_rows
+        self.mode = resolve_mode(decode.cache, decode.observe, spec)
         self.rows: list[Row | None] = []
-        self.blocks = torch.tensor(decode.blocks(), device=device)  # [blocks, (start, stop, steps)]
+        self.blocks = torch.tensor(decode.blocks(offset), device=device)  # [blocks, (start, stop, steps)]
         self.width = (
             decode.gen_length if decode.observe == "sequence" else int((self.blocks[:, 1] - self.blocks[:, 0]).max())
         )
@@ -71,6 +81,7 @@ class Lane:
             self._grow(min(max(1, 2 * len(self.rows)), self.max_rows))
         slot = row.slot = self.rows.index(None)
         self.rows[slot] = row
+        row.cache = Cache(len(row.prompt) + self.decode.gen_length) if self.mode != "none" else None
         self.memory.forget(slot)
         _restart(self.state, slot, self.policy.start(1, self.width, self.device))
         self.tokens[slot], self.masked[slot] = self.spec.mask_id, True
@@ -80,7 +91,7 @@ class Lane:
     def leave(self, row: Row, finish_reason: str = "", error: str = "") -> Output:
         """Free the row's slot and say what came of it. Without a reason the answer itself gives it: eos or length."""
         output = self._output(row, finish_reason, error)
-        self.rows[row.slot] = None
+        self.rows[row.slot] = row.cache = None
         self.masked[row.slot] = False
         return output
 
@@ -110,6 +121,17 @@ class Lane:
         masked = self.masked.gather(1, columns)
         eligible = masked & active
         return columns, masked if whole else eligible, eligible
+
+    def span(self, row: Row) -> Span:
+        """The part of the row that this step computes."""
+        start, stop, _ = self.blocks[self.block[row.slot]].tolist()
+        prompt = len(row.prompt)
+        first = not self.step[row.slot]
+        length = prompt + self.decode.gen_length
+        where = window(self.mode, self.spec, prompt + start, prompt + stop, length, first=first, settled=row.settled)
+        if self.spec.block is not None:  # what is before this block is complete, and computed again by this very step
+            row.settled = (prompt + start) // self.spec.block * self.spec.block
+        return Span(*where, row.cache)
 
     def draw(self, logits: Tensor, observed: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """This step's random numbers, row by row: sampled proposals int64 [P] and noise [S, W], as far as needed."""
@@ -252,9 +274,10 @@ class Lane:
         )
 
 
-def lane_key(request: Request) -> tuple[Policy, Decode]:
-    """Rows with equal keys share a lane: everything but prompt and seed."""
-    return request.policy, replace(request.decode, seed=0)
+def lane_key(request: Request, spec: ModelSpec) -> tuple[Policy, Decode, int]:
+    """Rows with equal keys share a lane: everything but prompt and seed, and where the prompt ends on a block grid."""
+    offset = 0 if spec.block is None else len(request.prompt) % spec.block
+    return request.policy, replace(request.decode, seed=0), offset
 
 
 def _restart(state: State, slot: int, fresh: State) -> None:

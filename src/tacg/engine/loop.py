@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tacg.engine.request import Decode, Request
-    from tacg.models.base import Denoiser
+    from tacg.models.base import Denoiser, Span
     from tacg.policies import Policy
 
 
@@ -36,7 +36,7 @@ class Engine:
         self.max_rows = max_rows
         self._numbers = itertools.count()
         self._waiting: deque[Row] = deque()
-        self._lanes: dict[tuple[Policy, Decode], Lane] = {}
+        self._lanes: dict[tuple[Policy, Decode, int], Lane] = {}
         self._cancelled: set[int] = set()
 
     def submit(self, request: Request) -> int:
@@ -120,7 +120,7 @@ class Engine:
         room = self.max_rows - sum(len(lane.live()) for lane in self._lanes.values())
         while self._waiting and room > 0:
             row = self._waiting.popleft()
-            key = lane_key(row.request)
+            key = lane_key(row.request, self.model.spec)
             if key not in self._lanes:
                 self._lanes[key] = Lane(*key, self.model.spec, self.model.device, self.max_rows)
             self._lanes[key].join(row)
@@ -162,18 +162,18 @@ class Engine:
         """Call the model once for all rows of all lanes; logits only where they will be scanned. The only place
         that calls the model, and so the only place that counts forwards."""
         pieces: list[Tensor] = []
-        lengths: list[int] = []
+        spans: list[Span] = []
         select: list[Tensor] = []
         total = 0
         for lane, columns, observed, _ in views:
             for row in lane.live():
-                pieces += [row.prompt, lane.tokens[row.slot]]
-                lengths.append(len(row.prompt) + lane.decode.gen_length)
-                answer = total + len(row.prompt)
-                select.append(columns[row.slot][observed[row.slot]] + answer)
-                total += lengths[-1]
+                span = lane.span(row)
+                pieces.append(torch.cat([row.prompt, lane.tokens[row.slot]])[span.start : span.stop])
+                select.append(columns[row.slot][observed[row.slot]] + (total + len(row.prompt) - span.start))
+                spans.append(span)
+                total += len(span)
                 row.forwards += 1
-        logits = self.model(torch.cat(pieces), lengths, torch.cat(select))
+        logits = self.model(torch.cat(pieces), spans, torch.cat(select))
         sizes = [int(observed.sum()) for _, _, observed, _ in views]
         return [(*view, part) for view, part in zip(views, torch.split(logits, sizes), strict=True)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from tacg.cache import MODES, resolve_mode
 from tacg.errors import TacgError, unknown
 from tacg.knobs import Knobs, knob
 from tacg.policies import Policy, find_preset, get_policy
@@ -28,6 +29,7 @@ class Decode(Knobs):
         "where trajectories are followed: the active block, or all masks",
         choices=("block", "sequence"),
     )
+    cache: str = knob("auto", "keys and values that are kept: auto takes the exact one (block or none)", choices=MODES)
     suppress: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -39,10 +41,13 @@ class Decode(Knobs):
         if self.steps is not None and not len(self.blocks()) <= self.steps:
             raise TacgError(f"`steps` must be at least the number of blocks, {len(self.blocks())}, got {self.steps}.")
 
-    def blocks(self) -> tuple[tuple[int, int, int], ...]:
-        """(start, stop, steps) of each block. Steps are shared out by length, as evenly as whole numbers allow."""
+    def blocks(self, offset: int = 0) -> tuple[tuple[int, int, int], ...]:
+        """(start, stop, steps) of each block. Steps are shared out by length, as evenly as whole numbers allow.
+
+        offset  positions of the first block that the prompt takes (block-causal models, whose blocks lie on a grid)
+        """
         total = self.gen_length if self.steps is None else self.steps
-        edges = [*range(0, self.gen_length, self.block_length), self.gen_length]
+        edges = [0, *range(self.block_length - offset, self.gen_length, self.block_length), self.gen_length]
         spent = [total * edge // self.gen_length for edge in edges]
         return tuple(
             (start, stop, after - before)
@@ -61,6 +66,12 @@ class Request:
     def check(self, spec: ModelSpec) -> None:
         """Raise if this model cannot serve the request."""
         length = len(self.prompt) + self.decode.gen_length
+        resolve_mode(self.decode.cache, self.decode.observe, spec)
+        if spec.block is not None and self.decode.block_length != spec.block:
+            raise TacgError(
+                f"`block_length` must be {spec.block}, as {spec.name!r} sees by blocks of that; "
+                f"got {self.decode.block_length}."
+            )
         if not self.prompt:
             raise TacgError("The prompt is empty; give at least one token.")
         if length > spec.max_length:

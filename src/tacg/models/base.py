@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from tacg.cache import Cache
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -20,6 +22,8 @@ class ModelSpec:
     eos_ids     tokens that end an answer: end of text and end of turn
     unwritable  ids that may never be committed: the mask itself and rows of the output table that no token owns
     max_length  longest canvas, prompt included
+    lookback    how many positions before a token its prediction is read (1 for models with shifted logits)
+    block       positions of a block if a block sees only itself and what is before it; None: everything is seen
     """
 
     name: str
@@ -29,10 +33,34 @@ class ModelSpec:
     eos_ids: tuple[int, ...]
     unwritable: tuple[int, ...]
     max_length: int
+    lookback: int = 0
+    block: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The part of a row that a forward computes: positions [start, stop) of the canvas.
+
+    reach  keys of positions below this are seen
+    cache  keys and values of the row; those of the span are written into it. None: the span begins the row
+    """
+
+    start: int
+    stop: int
+    reach: int
+    cache: Cache | None = None
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+def whole(lengths: Sequence[int]) -> list[Span]:
+    """Spans of rows that are computed from end to end."""
+    return [Span(0, length, length) for length in lengths]
 
 
 class Denoiser(Protocol):
-    """Predicts the tokens of packed rows. Rows are laid end to end: there is no padding to be confused by."""
+    """Predicts the tokens of packed rows. Spans are laid end to end: there is no padding to be confused by."""
 
     spec: ModelSpec
 
@@ -41,11 +69,11 @@ class Denoiser(Protocol):
         """Where it computes."""
         ...
 
-    def __call__(self, tokens: Tensor, lengths: Sequence[int], select: Tensor) -> Tensor:
+    def __call__(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Logits [P, V] at `select`; aligned, so that position i predicts token i. The engine may write into them.
 
-        tokens   int64 [N], the rows one after another, N = sum(lengths)
-        lengths  of each row
-        select   int64 [P], indices into `tokens`
+        tokens  int64 [N], the tokens of the spans one after another
+        spans   which part of its row each of them is
+        select  int64 [P], indices into `tokens`
         """
         ...

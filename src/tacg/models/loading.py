@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,43 +12,65 @@ from safetensors import SafetensorError, safe_open
 
 from tacg.errors import TacgError, unknown
 from tacg.models.base import ModelSpec
+from tacg.models.dream import Dream, DreamConfig
 from tacg.models.llada import Llada, LladaConfig
-from tacg.text import Tokenizer, read_json
+from tacg.models.llada2 import Llada2, Llada2Config
+from tacg.models.llada_moe import LladaMoe, LladaMoeConfig
+from tacg.text import LLADA_TEMPLATE, Tokenizer, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from torch import Tensor, nn
+    from torch import Tensor
+
+    Tell = Callable[[int, int], None]  # told how many of how many bytes are loaded
+
+Network = Llada | Dream | Llada2 | LladaMoe
 
 
-def _llada(config: Mapping[str, Any]) -> Llada:
+def _llada(config: Mapping[str, Any]) -> Network:
+    """Two networks go by the name `llada`; only one of them has experts."""
+    if config.get("num_experts"):
+        return LladaMoe(LladaMoeConfig.read(config))
     return Llada(LladaConfig.read(config))
 
 
-FAMILIES: dict[str, Callable[[Mapping[str, Any]], Llada]] = {"llada": _llada}
-BUILT_IN = {"tiny": "random weights that have learned nothing: the machinery is real, the text is noise"}
+FAMILIES: dict[str, Callable[[Mapping[str, Any]], Network]] = {
+    "llada": _llada,
+    "Dream": lambda config: Dream(DreamConfig.read(config)),
+    "llada2_moe": lambda config: Llada2(Llada2Config.read(config)),
+    "llada2_moe_veomni": lambda config: Llada2(Llada2Config.read(config)),
+}
+BUILT_IN = {
+    "tiny": "random weights that have learned nothing: the machinery is real, the text is noise",
+}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MASK_TOKENS = ("<|mdm_mask|>", "<|mask|>")
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|role_end|>")
 
 
-def load_checkpoint(source: str | Path, *, dtype: str = "float32", device: str = "cpu") -> tuple[Llada, Tokenizer]:
+def load_checkpoint(
+    source: str | Path, *, dtype: str = "float32", device: str = "cpu", revision: str | None = None,
+    offline: bool = False, tell: Tell | None = None,
+) -> tuple[Network, Tokenizer]:  # fmt: skip
     """The model, in evaluation mode on its device, and its tokenizer."""
     if dtype not in DTYPES:
         raise unknown("dtype", dtype, DTYPES)
     place = _device(device)
-    directory = locate(source)
+    directory = locate(source, revision=revision, offline=offline)
     config = read_json(directory / "config.json")
     family = config.get("model_type")
-    if family not in FAMILIES:
+    if not isinstance(family, str) or family not in FAMILIES:
         raise TacgError(
             f"{directory / 'config.json'}: model_type {family!r} is not supported. "
             f"Supported: {', '.join(FAMILIES)} (see `tacg models`)."
         )
     with torch.device("meta"):
         model = FAMILIES[family](config)
-    _fill(model, directory, DTYPES[dtype], place)
+    _fill(model, directory, DTYPES[dtype], place, tell)
     tokenizer = Tokenizer(directory)
+    if family == "llada" and "<|start_header_id|>" in (tokenizer.chat_template or ""):
+        tokenizer.chat_template = LLADA_TEMPLATE  # the shipped one is reported to add the assistant's header always
     model.spec = _spec(str(source), family, config, directory, model, tokenizer)
     return model.eval(), tokenizer
 
@@ -60,7 +84,7 @@ def _device(name: str) -> torch.device:
         raise TacgError(f"The device {name!r} cannot be used here: {first} `tacg doctor` says what there is.") from None
 
 
-def locate(source: str | Path) -> Path:
+def locate(source: str | Path, *, revision: str | None = None, offline: bool = False) -> Path:
     """The checkpoint's directory: a built-in name, a local directory, or a hub id that is downloaded."""
     if str(source) == "tiny":
         from tacg.models.tiny import tiny_checkpoint
@@ -76,67 +100,137 @@ def locate(source: str | Path) -> Path:
         raise TacgError(
             f"No checkpoint at {name!r}. Give a directory, a hub id (owner/name) or one of: {', '.join(BUILT_IN)}."
         )
-    return _download(name)
+    return _download(name, revision, offline)
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, revision: str | None, offline: bool) -> Path:
     from huggingface_hub import snapshot_download
 
+    patterns = ["*.json", "*.jinja", "*.safetensors", "*.txt"]
     try:
-        return Path(snapshot_download(hub_id, allow_patterns=["*.json", "*.jinja", "*.safetensors", "*.txt"]))
+        return Path(snapshot_download(hub_id, revision=revision, local_files_only=offline, allow_patterns=patterns))
     except Exception as error:  # network, rights, names: many types, one remedy
+        what = "is not in the local cache" if offline else "could not be downloaded"
         raise TacgError(
-            f"{hub_id!r} could not be downloaded ({type(error).__name__}: {error}). "
+            f"{hub_id!r} {what} ({type(error).__name__}: {error}). "
             "Check the name and the network, or give a local directory."
         ) from error
 
 
-def _fill(model: nn.Module, directory: Path, dtype: torch.dtype, device: torch.device) -> None:
-    """Put the checkpoint's tensors into a model that was built without storage; every name and shape must fit."""
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+def _fill(model: Network, directory: Path, dtype: torch.dtype, device: torch.device, tell: Tell | None) -> None:
+    """Put the checkpoint's tensors into a model that was built without storage.
+
+    First all names, shapes and types are compared with config.json; then each tensor is placed as soon as it is read,
+    straight from the mapped file. Experts, which come one by one, go to their slice of the stack.
+    """
+    wanted = model.state_dict()
+    places = _places(model, directory)
+    total, done = sum(size for _, _, size in places.values()), 0
     found: dict[str, Tensor] = {}
-    for name, tensor, file in _tensors(directory):
-        if name not in wanted:
-            raise TacgError(f"{file.name}: unexpected tensor {name!r}; config.json describes no such part.")
-        if tuple(tensor.shape) != wanted[name]:
-            raise TacgError(f"{file.name}: {name!r} must have shape {wanted[name]}, got {tuple(tensor.shape)}.")
-        found[name] = tensor.to(device=device, dtype=dtype)
-    missing = sorted(wanted.keys() - found.keys())
-    if missing:
-        raise TacgError(
-            f"{directory}: {len(missing)} tensor(s) missing from the safetensors files, first {missing[0]!r}."
-        )
+    for file in _files(directory):
+        with _opened(file) as shard:
+            for name in shard.keys():  # noqa: SIM118 (not a mapping)
+                if name not in places:
+                    continue
+                target, expert, size = places[name]
+                kind = torch.float32 if target.endswith("expert_bias") else dtype
+                if expert is None:
+                    found[target] = shard.get_tensor(name).to(device=device, dtype=kind)
+                else:
+                    if target not in found:
+                        found[target] = torch.empty(wanted[target].shape, dtype=kind, device=device)
+                    found[target][expert] = shard.get_tensor(name)
+                done += size
+                if tell is not None:
+                    tell(done, total)
     model.load_state_dict(found, assign=True)
     model.requires_grad_(False)
 
 
-def _tensors(directory: Path) -> Iterator[tuple[str, Tensor, Path]]:
-    """Every (name, tensor, file), from one file or from the shards that the index lists."""
+def _places(model: Network, directory: Path) -> dict[str, tuple[str, int | None, int]]:
+    """Where every tensor of the files goes (parameter, expert) and its size; raises unless all of it fits."""
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    places: dict[str, tuple[str, int | None, int]] = {}
+    given: dict[str, set[int | None]] = {}
+    for file in _files(directory):
+        with _opened(file) as shard:
+            for name in shard.keys():  # noqa: SIM118 (not a mapping)
+                part = shard.get_slice(name)
+                place = model.placed(name) if isinstance(model, Llada2 | LladaMoe) else (name, None)
+                if place is None:
+                    continue
+                target, expert = place
+                shape, kind = tuple(part.get_shape()), str(part.get_dtype())
+                _check_tensor(f"{file.name}: {name!r}", wanted.get(target), expert, shape, kind)
+                if expert in given.setdefault(target, set()):
+                    raise TacgError(f"{file.name}: {name!r} occurs twice.")
+                given[target].add(expert)
+                places[name] = target, expert, math.prod(shape) * (4 if kind == "F32" else 2)
+    missing = [
+        name
+        for name, shape in wanted.items()
+        if not {None} & given.get(name, set()) and not _all(shape, given.get(name))
+    ]
+    if missing:
+        raise TacgError(
+            f"{directory}: {len(missing)} tensor(s) missing from the safetensors files, first {min(missing)!r}."
+        )
+    return places
+
+
+def _all(shape: tuple[int, ...], experts: set[int | None] | None) -> bool:
+    """Whether every expert of a stack was given."""
+    return experts is not None and len(experts) == shape[0]
+
+
+def _check_tensor(
+    what: str, wanted: tuple[int, ...] | None, expert: int | None, shape: tuple[int, ...], kind: str
+) -> None:
+    """Compare a tensor of a file with the parameter that it is for."""
+    if wanted is None:
+        raise TacgError(f"{what} is an unexpected tensor; config.json describes no such part.")
+    if expert is not None:
+        if expert >= wanted[0]:
+            raise TacgError(f"{what} is beyond the {wanted[0]} experts of config.json.")
+        wanted = wanted[1:]
+    if shape != wanted:
+        raise TacgError(f"{what} must have shape {wanted}, got {shape}.")
+    if not kind.startswith(("F", "BF")):
+        raise TacgError(f"{what} must hold floating-point numbers, got {kind}.")
+
+
+def _files(directory: Path) -> list[Path]:
+    """The safetensors files: the shards that the index lists, or all there are."""
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         shards = read_json(index).get("weight_map")
         if not isinstance(shards, dict):
             raise TacgError(f"{index} must hold a `weight_map`.")
-        files = [directory / Path(str(name)).name for name in sorted(set(shards.values()))]
-    else:
-        files = sorted(directory.glob("*.safetensors"))
+        files = [directory / Path(str(name)).name for name in sorted({str(name) for name in shards.values()})]
+        for file in files:
+            if not file.is_file():
+                raise TacgError(f"{file} is listed in {index.name} but does not exist; download it again.")
+        return files
+    files = sorted(directory.glob("*.safetensors"))
     if not files:
         pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern))
         hint = f" {pickled[0]} is a pickle, which can run code when opened: convert it." if pickled else ""
         raise TacgError(f"{directory} has no *.safetensors file.{hint}")
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as shard:
-                for name in shard.keys():  # noqa: SIM118 (not a mapping)
-                    yield name, shard.get_tensor(name), file
-        except FileNotFoundError:
-            raise TacgError(f"{file} is listed in {index.name} but does not exist; download it again.") from None
-        except (SafetensorError, OSError) as error:
-            raise TacgError(f"{file} cannot be read as safetensors ({error}); download it again.") from None
+    return files
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A safetensors file, mapped into memory."""
+    try:
+        with safe_open(file, framework="pt") as shard:
+            yield shard
+    except (SafetensorError, OSError) as error:
+        raise TacgError(f"{file} cannot be read as safetensors ({error}); download it again.") from None
 
 
 def _spec(
-    name: str, family: str, config: Mapping[str, Any], directory: Path, model: Llada, tokenizer: Tokenizer
+    name: str, family: str, config: Mapping[str, Any], directory: Path, model: Network, tokenizer: Tokenizer
 ) -> ModelSpec:
     """What the files say about special ids."""
     mask = config.get("mask_token_id")
@@ -156,6 +250,8 @@ def _spec(
         eos_ids=tuple(sorted({*_ids("eos_token_id", ends, size), *turn_ends})),
         unwritable=tuple(sorted({*range(size)} - tokenizer.owned_ids() | {mask_id})),
         max_length=model.config.max_length,
+        lookback=getattr(model, "lookback", 0),
+        block=getattr(model, "block", None),
     )
 
 

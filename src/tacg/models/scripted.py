@@ -12,6 +12,8 @@ from tacg.models.base import ModelSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tacg.models.base import Span
+
 
 class ScriptedDenoiser:
     """Plays trajectories. The first token of a row's prompt says which one.
@@ -28,11 +30,11 @@ class ScriptedDenoiser:
         self.calls = 0
         self._played: dict[int, tuple[int, int]] = {}  # script -> (next step, masks at the last call)
 
-    def __call__(self, tokens: Tensor, lengths: Sequence[int], select: Tensor) -> Tensor:
+    def __call__(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Logits [P, V] at `select`; every call moves each row's script on by one step."""
         self.calls += 1
         frames = []
-        for row in torch.split(tokens, list(lengths)):
+        for row in torch.split(tokens, [len(span) for span in spans]):
             number = int(row[0])
             masks = int((row == self.spec.mask_id).sum())
             step, before = self._played.get(number, (0, 0))

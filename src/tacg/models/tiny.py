@@ -1,4 +1,4 @@
-"""A LLaDA checkpoint with random weights, small enough to be made on the spot. It has learned nothing."""
+"""Checkpoints with random weights in the official layouts, made on the spot. They have learned nothing."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import json
 import string
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
 
-from tacg.models.llada import Llada, LladaConfig
+from tacg.models.base import ModelSpec
+from tacg.text import LLADA_TEMPLATE
+
+if TYPE_CHECKING:
+    from tacg.models.loading import Network
 
 SPECIALS = [
     "<|endoftext|>",
@@ -22,21 +26,65 @@ SPECIALS = [
     "<|end_header_id|>",
     "<|eot_id|>",
 ]
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}"
-    "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-SHAPE: dict[str, Any] = {
-    "model_type": "llada",
-    "d_model": 64,
-    "n_layers": 2,
-    "n_heads": 4,
-    "n_kv_heads": 4,
-    "mlp_hidden_size": 192,
-    "max_sequence_length": 1024,
-    "rope_theta": 10000.0,
-    "rms_norm_eps": 1e-5,
-    "weight_tying": False,
+SHAPES: dict[str, dict[str, Any]] = {
+    "llada": {
+        "model_type": "llada",
+        "d_model": 64,
+        "n_layers": 2,
+        "n_heads": 4,
+        "n_kv_heads": 4,
+        "mlp_hidden_size": 192,
+        "max_sequence_length": 1024,
+        "rope_theta": 10000.0,
+        "rms_norm_eps": 1e-5,
+        "weight_tying": False,
+    },
+    "dream": {
+        "model_type": "Dream",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 160,
+        "max_position_embeddings": 1024,
+        "rope_theta": 1e6,
+        "rms_norm_eps": 1e-6,
+    },
+    "llada2": {
+        "model_type": "llada2_moe",
+        "hidden_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "partial_rotary_factor": 0.5,
+        "intermediate_size": 160,
+        "moe_intermediate_size": 32,
+        "first_k_dense_replace": 1,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "num_shared_experts": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 2.5,
+        "max_position_embeddings": 1024,
+        "rope_theta": 600000.0,
+        "rms_norm_eps": 1e-6,
+    },
+    "llada-moe": {
+        "model_type": "llada",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 16,
+        "expert_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "max_position_embeddings": 1024,
+        "rope_theta": 50000.0,
+        "rms_norm_eps": 1e-5,
+    },
 }
 
 
@@ -50,32 +98,66 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="tacg-tiny-")
 
 
-def write_checkpoint(directory: Path, *, seed: int = 0, liveliness: float = 8.0, **shape: Any) -> Path:
-    """Write a random checkpoint in the official layout. `shape` overrides fields of config.json.
+def write_checkpoint(
+    directory: Path, *, family: str = "llada", seed: int = 0, liveliness: float = 8.0, **shape: Any
+) -> Path:
+    """Write a random checkpoint in a family's official layout. `shape` overrides fields of config.json.
 
     `liveliness` scales the output head: larger makes the random posteriors more peaked, so that every branch of
     a decoder gets something to do.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tokens = SPECIALS + sorted(set(string.printable) - set("\t\r\x0b\x0c"))
-    config = SHAPE | {"vocab_size": len(tokens), "mask_token_id": 1, "eos_token_id": 0} | shape
-    model = Llada(LladaConfig.read(config))
-    generator = torch.Generator().manual_seed(seed)
-    weights = {}
-    for name, tensor in model.state_dict().items():
-        if tensor.dim() == 1:
-            weights[name] = torch.ones_like(tensor)
-            continue
-        scale = 1.0 if "wte" in name else tensor.shape[1] ** -0.5
-        if name == "model.transformer.ff_out.weight":
-            scale *= liveliness
-        elif "q_proj" in name or "k_proj" in name:
-            scale *= 2.5  # sharp attention: neighbouring masks see different things
-        weights[name] = torch.randn(tensor.shape, generator=generator) * scale
+    config = SHAPES[family] | {"vocab_size": len(tokens), "mask_token_id": 1, "eos_token_id": 0} | shape
+    model = _network(config, seed, liveliness)
+    weights: dict[str, torch.Tensor] = {}
+    for name, made in model.state_dict().items():
+        if made.dim() == 3:  # experts are stacked here, and apart in the files
+            stem, _, part = name.rpartition(".")
+            weights |= {f"{stem}.{number}.{part}.weight": each.clone() for number, each in enumerate(made)}
+        else:
+            weights[name] = made
     save_file(weights, directory / "model.safetensors")
     _write_tokenizer(directory, tokens)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return directory
+
+
+def random_model(family: str, *, seed: int = 0, liveliness: float = 8.0, **shape: Any) -> Network:
+    """A random model without files, for measurements; `shape` overrides fields of config.json."""
+    config = SHAPES[family] | {"vocab_size": 128} | shape
+    model = _network(config, seed, liveliness)
+    model.spec = ModelSpec(
+        f"random {family}", family, 128, 1, (0,), (1,), model.config.max_length,
+        getattr(model, "lookback", 0), getattr(model, "block", None),
+    )  # fmt: skip
+    return model.eval().requires_grad_(False)
+
+
+def _network(config: dict[str, Any], seed: int, liveliness: float) -> Network:
+    from tacg.models.loading import FAMILIES
+
+    with torch.device("meta"):
+        model = FAMILIES[config["model_type"]](config)
+    generator = torch.Generator().manual_seed(seed)
+    state = model.state_dict()
+    state = {name: _random(name, tuple(each.shape), liveliness, generator) for name, each in state.items()}
+    model.load_state_dict(state, assign=True)
+    return model
+
+
+def _random(name: str, shape: tuple[int, ...], liveliness: float, generator: torch.Generator) -> torch.Tensor:
+    """Random weights of a size that keeps activations alive."""
+    if len(shape) == 1:
+        if name.endswith("bias"):
+            return torch.randn(shape, generator=generator) * 0.1
+        return torch.ones(shape)
+    scale = 1.0 if "wte" in name or "embed" in name else float(shape[-1]) ** -0.5
+    if name in ("model.transformer.ff_out.weight", "lm_head.weight"):
+        scale *= liveliness
+    elif "q_proj" in name or "k_proj" in name or "query_key_value" in name:
+        scale *= 2.5  # sharp attention: neighbouring masks see different things
+    return torch.randn(shape, generator=generator) * scale
 
 
 def _write_tokenizer(directory: Path, tokens: list[str]) -> None:
@@ -88,5 +170,5 @@ def _write_tokenizer(directory: Path, tokens: list[str]) -> None:
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
     tokenizer.save(str(directory / "tokenizer.json"))
-    settings = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "chat_template": CHAT_TEMPLATE}
+    settings = {"bos_token": "<|startoftext|>", "eos_token": "<|endoftext|>", "chat_template": LLADA_TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,84 @@
+"""Keys and values that are kept from one step to the next, and which part of a row each mode computes.
+
+none    everything, every step.
+prefix  (Fast-dLLM) what is before the block is computed once a block. Approximate: attention looks both ways, so the
+        true prefix would change with every committed token.
+dual    (Fast-dLLM) the block alone is computed; what is before *and after* it once a block. Approximate, too.
+block   for block-causal models (LLaDA2): what is before the block never changes. Exact.
+
+Every mode is the same procedure with other spans: compute [start, stop), write its keys and values into the row's
+cache, let it see the cache up to `reach`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tacg.errors import TacgError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tacg.models.base import ModelSpec
+
+MODES = ("auto", "none", "prefix", "dual", "block")
+
+
+class Cache:
+    """One row's keys and values in every layer: [length, heads, head_dim] each, made on the first write."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.layers: list[tuple[Tensor, Tensor]] = []
+
+    def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put in what was computed from `start` on; returns the keys and values of the whole row."""
+        while len(self.layers) <= layer:
+            self.layers.append(
+                (keys.new_zeros(self.length, *keys.shape[1:]), values.new_zeros(self.length, *values.shape[1:]))
+            )
+        kept, held = self.layers[layer]
+        kept[start : start + len(keys)] = keys
+        held[start : start + len(values)] = values
+        return kept, held
+
+
+def resolve_mode(mode: str, observe: str, spec: ModelSpec) -> str:
+    """The cache mode that a model and a decode allow; `auto` is the exact one: `block` or `none`."""
+    causal = spec.block is not None
+    if mode == "auto":
+        mode = "block" if causal else "none"
+    if causal and mode in ("prefix", "dual"):
+        raise TacgError(f"`cache` must be auto, none or block for the block-causal {spec.name!r}, got {mode!r}.")
+    if not causal and mode == "block":
+        raise TacgError(
+            f"`cache` must be auto, none, prefix or dual for {spec.name!r}, which sees all blocks; got 'block'."
+        )
+    if observe == "sequence" and (mode == "dual" or causal):
+        raise TacgError(
+            f"`observe` must be 'block' with cache {mode!r} of {spec.name!r}: later blocks are not computed there."
+        )
+    return mode
+
+
+def window(
+    mode: str, spec: ModelSpec, start: int, stop: int, length: int, *, first: bool, settled: int
+) -> tuple[int, int, int]:
+    """(start, stop, reach) of what a step computes.
+
+    start, stop  the active block, as positions of the canvas; `length` is the canvas's
+    first        whether this is the block's first step
+    settled      up to here the cache holds what will never change (block-causal models)
+    """
+    if spec.block is not None:
+        edge = min(block_edge(stop, spec.block), length)
+        return (0 if mode == "none" else settled), edge, edge
+    if mode == "none" or first:
+        return 0, length, length
+    left = max(0, start - spec.lookback)
+    return (left, length, length) if mode == "prefix" else (left, stop, length)
+
+
+def block_edge(position: int, block: int) -> int:
+    """The end of the last block that a stretch up to `position` touches."""
+    return -(-position // block) * block

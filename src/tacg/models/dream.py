@@ -1,0 +1,131 @@
+"""Dream natively (Ye et al., "Dream 7B", 2025): a Qwen2 body that looks both ways, with logits shifted by one.
+
+Also Dream-Coder and DiffuCoder. The raw logits at position i - 1 predict token i. `forward` reads them there, so that
+what comes out is aligned as everybody else's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from tacg.models.fields import Fields
+from tacg.models.layers import FeedForward, RmsNorm, Rows, steady
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tacg.models.base import ModelSpec, Span
+
+SUPPORTED = {"hidden_act": "silu", "rope_scaling": None, "use_sliding_window": False, "tie_word_embeddings": False}
+
+
+@dataclass(frozen=True, slots=True)
+class DreamConfig:
+    """The fields of Dream's config.json that shape the network."""
+
+    width: int
+    layers: int
+    heads: int
+    kv_heads: int
+    inner: int
+    table_size: int
+    max_length: int
+    rope_theta: float
+    norm_eps: float
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> DreamConfig:
+        """From the parsed config.json."""
+        fields = Fields(config, "Dream")
+        fields.only(SUPPORTED)
+        width, heads, kv_heads, _ = fields.heads("hidden_size", "num_attention_heads", "num_key_value_heads")
+        return cls(
+            width=width,
+            layers=fields.size("num_hidden_layers", most=1000),
+            heads=heads,
+            kv_heads=kv_heads,
+            inner=fields.size("intermediate_size"),
+            table_size=fields.size("vocab_size"),
+            max_length=fields.size("max_position_embeddings"),
+            rope_theta=fields.number("rope_theta"),
+            norm_eps=fields.number("rms_norm_eps"),
+        )
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with biases on queries, keys and values."""
+
+    def __init__(self, config: DreamConfig) -> None:
+        super().__init__()
+        self.head_dim = config.width // config.heads
+        narrow = config.kv_heads * self.head_dim
+        self.q_proj = nn.Linear(config.width, config.width)
+        self.k_proj = nn.Linear(config.width, narrow)
+        self.v_proj = nn.Linear(config.width, narrow)
+        self.o_proj = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
+        """[N, D] -> [N, D]."""
+        q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        mixed: Tensor = self.o_proj(rows.attend(layer, rows.rotate(q), rows.rotate(k), v))
+        return mixed
+
+
+class Layer(nn.Module):
+    """Attention and feed-forward, each behind a norm."""
+
+    def __init__(self, config: DreamConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(config.width, config.norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RmsNorm(config.width, config.norm_eps)
+        self.mlp = FeedForward(config.width, config.inner)
+
+    def forward(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
+        """[N, D] -> [N, D]."""
+        x = x + self.self_attn(layer, self.input_layernorm(x), rows)
+        fed: Tensor = self.mlp(self.post_attention_layernorm(x))
+        return x + fed
+
+
+class Dream(nn.Module):
+    """The network; module names spell the checkpoint's tensor names, which are Qwen2's."""
+
+    spec: ModelSpec
+    lookback = 1
+
+    def __init__(self, config: DreamConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = nn.ModuleDict(
+            {
+                "embed_tokens": nn.Embedding(config.table_size, config.width),
+                "layers": nn.ModuleList(Layer(config) for _ in range(config.layers)),
+                "norm": RmsNorm(config.width, config.norm_eps),
+            }
+        )
+        self.lm_head = nn.Linear(config.width, config.table_size, bias=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.lm_head.weight.device
+
+    def forward(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
+        """Logits [P, V] at `select` (see `Denoiser`). A row's first position has no prediction and reads its own."""
+        count = len(select)
+        first = torch.tensor([0, *(len(span) for span in spans)], device=tokens.device).cumsum(0)
+        select = torch.where(torch.isin(select, first), select, select - 1)
+        tokens, spans, select = steady(tokens, spans, select)
+        parts: Any = self.model
+        head_dim = self.config.width // self.config.heads
+        rows = Rows(spans, head_dim, self.config.rope_theta, tokens.device, wide=False)
+        x = parts["embed_tokens"](tokens)
+        for layer, block in enumerate(parts["layers"]):
+            x = block(layer, x, rows)
+        logits: Tensor = self.lm_head(parts["norm"](x[select]))
+        return logits[:count]

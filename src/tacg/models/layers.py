@@ -1,0 +1,162 @@
+"""What all families are built of. Tokens of several rows lie end to end, [N, …]; only attention knows rows."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tacg.models.base import Span
+
+# Below this many rows the matrix library takes another code path, with other rounding.
+STEADY_ROWS = 16
+
+
+class RmsNorm(nn.Module):
+    """Root-mean-square norm: computed in float32, cast back, then scaled."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, D] -> […, D]."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class Rows:
+    """How packed tokens split into rows: the rotation of each token, and attention within rows.
+
+    spans   of the rows; `block` makes attention block-causal
+    rotary  how many dimensions of a head turn with the position
+    wide    rotate in float32 (as LLaDA does) rather than in the activations' type
+    """
+
+    def __init__(
+        self, spans: Sequence[Span], rotary: int, theta: float, device: torch.device, *,
+        wide: bool, block: int | None = None,
+    ) -> None:  # fmt: skip
+        self.spans, self.wide = spans, wide
+        position = torch.cat([torch.arange(span.start, span.stop, device=device) for span in spans])
+        frequency = 1.0 / theta ** (torch.arange(0, rotary, 2, device=device).float() / rotary)
+        angle = (position.float()[:, None] * frequency).repeat(1, 2)[:, None, :]
+        self.cos, self.sin = angle.cos(), angle.sin()
+        plain = block is None and all(span.cache is None and span.reach == span.stop for span in spans)
+        # Neighbours of equal length attend in one call.
+        self.runs = (
+            [(len(list(rows)), length) for length, rows in groupby(len(span) for span in spans)] if plain else None
+        )
+        self.masks = [None if block is None else _block_causal(span, block, device) for span in spans]
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Rotary embedding of x [N, H, D]; dimensions beyond the rotary ones pass through."""
+        size = self.cos.shape[-1]
+        turned, rest = x[..., :size], x[..., size:]
+        kind = torch.float32 if self.wide else x.dtype
+        turned, cos, sin = turned.to(kind), self.cos.to(kind), self.sin.to(kind)
+        left, right = turned.chunk(2, dim=-1)
+        turned = (turned * cos + torch.cat([-right, left], dim=-1) * sin).to(x.dtype)
+        return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention within each row. q [N, H, D], k and v [N, KV, D], already rotated -> [N, H * D]."""
+        sizes = [rows * length for rows, length in self.runs] if self.runs else [len(span) for span in self.spans]
+        parts = zip(*(torch.split(x, sizes) for x in (q, k, v)), strict=True)
+        if self.runs:
+            mixed = [
+                _attention(*(x.unflatten(0, run) for x in part)).flatten(0, 1)
+                for run, part in zip(self.runs, parts, strict=True)
+            ]
+        else:
+            mixed = [self._one(layer, *row) for row in zip(self.spans, self.masks, parts, strict=True)]
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+    @staticmethod
+    def _one(layer: int, span: Span, mask: Tensor | None, part: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """A single row, against its cache if it has one."""
+        q, k, v = part
+        if span.cache is not None:
+            k, v = (x[: span.reach] for x in span.cache.write(layer, span.start, k, v))
+        return _attention(q[None], k[None], v[None], mask)[0]
+
+
+def _block_causal(span: Span, block: int, device: torch.device) -> Tensor | None:
+    """bool [span, reach]: a block sees itself and what is before it. None where that is everything."""
+    if span.start // block == (span.reach - 1) // block:
+        return None
+    query = torch.arange(span.start, span.stop, device=device) // block
+    return torch.arange(span.reach, device=device)[None, :] // block <= query[:, None]
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """[B, T, H, D] and keys and values [B, S, KV, D] -> [B, T, H * D]."""
+    grouped = q.shape[2] != k.shape[2]
+    mixed = F.scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, enable_gqa=grouped
+    )
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def steady(tokens: Tensor, spans: Sequence[Span], select: Tensor) -> tuple[Tensor, Sequence[Span], Tensor]:
+    """Fill very small batches up with a row that nobody reads, so that rounding does not depend on their size."""
+    from tacg.models.base import Span
+
+    missing = STEADY_ROWS - tokens.shape[0]
+    if missing > 0:
+        tokens, spans = F.pad(tokens, (0, missing)), [*spans, Span(0, missing, missing)]
+    if len(select) < STEADY_ROWS:
+        select = F.pad(select, (0, STEADY_ROWS - len(select)))
+    return tokens, spans, select
+
+
+class FeedForward(nn.Module):
+    """A gated feed-forward under the names that most checkpoints use."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, D] -> [N, D]."""
+        made: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return made
+
+
+class Experts(nn.Module):
+    """E feed-forwards with their weights stacked: gate_proj and up_proj [E, I, D], down_proj [E, D, I]."""
+
+    def __init__(self, count: int, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Parameter(torch.empty(count, inner, width))
+        self.up_proj = nn.Parameter(torch.empty(count, inner, width))
+        self.down_proj = nn.Parameter(torch.empty(count, width, inner))
+
+    def forward(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
+        """x [N, D], experts chosen int64 [N, K] with their weights float32 [N, K] -> [N, D], summed in float32.
+
+        Tokens are sorted by expert, so each expert that is needed computes once, for all its tokens.
+        """
+        order = chosen.flatten().argsort(stable=True)
+        token = order // chosen.shape[1]
+        counts = torch.bincount(chosen.flatten(), minlength=len(self.gate_proj)).tolist()
+        mixed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        start = 0
+        for expert, count in enumerate(counts):
+            if count:
+                mine, slots = token[start : start + count], order[start : start + count]
+                inner = F.silu(F.linear(x[mine], self.gate_proj[expert])) * F.linear(x[mine], self.up_proj[expert])
+                made = F.linear(inner, self.down_proj[expert]).float()
+                mixed.index_add_(0, mine, made * weight.flatten()[slots, None])
+                start += count
+        return mixed.to(x.dtype)

@@ -1,0 +1,172 @@
+"""Dream, LLaDA2 and LLaDA-MoE against the classes of `transformers` that have the same body, with the same weights."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import tacg
+from tacg.models.tiny import write_checkpoint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+IDS = torch.randint(6, 100, (3, 77), generator=torch.Generator().manual_seed(1))
+
+
+def stacked(weights: dict[str, torch.Tensor], old: str, new: str) -> dict[str, torch.Tensor]:
+    """Experts in the layout of `transformers` 5: gate and up in one tensor, all experts in one stack."""
+    made, parts = {}, {}
+    for name, tensor in weights.items():
+        found = re.fullmatch(rf"(.*\.{old})\.(\d+)\.(gate|up|down)_proj\.weight", name)
+        if found:
+            parts.setdefault(found[1], {})[int(found[2]), found[3]] = tensor
+        else:
+            made[name] = tensor
+    for stem, found in parts.items():
+        count = 1 + max(number for number, _ in found)
+        pairs = [torch.cat([found[number, "gate"], found[number, "up"]]) for number in range(count)]
+        made[f"{stem.removesuffix(old)}{new}.gate_up_proj"] = torch.stack(pairs)
+        made[f"{stem.removesuffix(old)}{new}.down_proj"] = torch.stack([found[n, "down"] for n in range(count)])
+    return made
+
+
+def common(config: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": config.table_size,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "rms_norm_eps": config.norm_eps,
+        "max_position_embeddings": config.max_length,
+        "tie_word_embeddings": False,
+    }
+
+
+def qwen2(directory: Path, config: Any) -> torch.nn.Module:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    theirs = Qwen2Config(
+        **common(config), intermediate_size=config.inner,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+    )  # fmt: skip
+    theirs.is_causal = False
+    model = Qwen2ForCausalLM(theirs).eval()
+    model.load_state_dict(load_file(directory / "model.safetensors"), strict=True)
+    return model
+
+
+def qwen3_moe(directory: Path, config: Any) -> torch.nn.Module:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    theirs = Qwen3MoeConfig(
+        **common(config), head_dim=config.head_dim, moe_intermediate_size=config.expert_inner,
+        intermediate_size=1, num_experts=config.experts, num_experts_per_tok=config.chosen, norm_topk_prob=False,
+        decoder_sparse_step=1, mlp_only_layers=[],
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+    )  # fmt: skip
+    theirs.is_causal = False
+    model = Qwen3MoeForCausalLM(theirs).eval()
+    weights = stacked(load_file(directory / "model.safetensors"), "experts", "experts")
+    model.load_state_dict(weights, strict=True)
+    return model
+
+
+def glm4_moe(directory: Path, config: Any) -> torch.nn.Module:
+    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
+
+    theirs = Glm4MoeConfig(
+        **common(config), head_dim=config.head_dim, intermediate_size=config.inner,
+        moe_intermediate_size=config.expert_inner, n_routed_experts=config.experts,
+        num_experts_per_tok=config.chosen, n_shared_experts=config.shared, n_group=config.groups,
+        topk_group=config.kept_groups, routed_scaling_factor=config.scaling, norm_topk_prob=True,
+        first_k_dense_replace=config.dense_layers, use_qk_norm=True, attention_bias=False,
+        rope_parameters={
+            "rope_type": "default", "rope_theta": config.rope_theta,
+            "partial_rotary_factor": config.rotary / config.head_dim,
+        },
+    )  # fmt: skip
+    model = Glm4MoeForCausalLM(theirs).eval()
+    sizes = [config.heads * config.head_dim, config.kv_heads * config.head_dim, config.kv_heads * config.head_dim]
+    weights = {}
+    for name, tensor in stacked(load_file(directory / "model.safetensors"), "experts", "experts").items():
+        new = name.replace("word_embeddings", "embed_tokens").replace("attention.dense", "self_attn.o_proj")
+        new = new.replace("attention.query_layernorm", "self_attn.q_norm")
+        new = new.replace("attention.key_layernorm", "self_attn.k_norm")
+        new = new.replace("gate.expert_bias", "gate.e_score_correction_bias")
+        if "query_key_value" in name:
+            for letter, part in zip("qkv", torch.split(tensor, sizes), strict=True):
+                weights[new.replace("attention.query_key_value", f"self_attn.{letter}_proj")] = part
+        else:
+            weights[new] = tensor
+    model.load_state_dict(weights, strict=True)
+    return model
+
+
+def block_causal(length: int, block: int = 32) -> torch.Tensor:
+    """float [1, 1, T, T], as `transformers` adds it to the scores."""
+    place = torch.arange(length) // block
+    return torch.zeros(length, length).masked_fill(place[None, :] > place[:, None], torch.finfo(torch.float32).min)[
+        None, None
+    ]
+
+
+@pytest.mark.parametrize("shape", [{}, {"num_key_value_heads": 4, "num_hidden_layers": 3}])
+def test_dream_is_a_qwen2_shifted_by_one(tmp_path: Path, shape: dict[str, int]) -> None:
+    directory = write_checkpoint(tmp_path, family="dream", liveliness=1.0, **shape)
+    llm = tacg.load(directory)
+    with torch.no_grad():
+        raw = qwen2(directory, llm.model.config)(input_ids=IDS).logits  # type: ignore[attr-defined]
+    ours = llm.logits(IDS)
+    assert float((ours[:, 1:] - raw[:, :-1]).abs().max()) <= 1e-5
+    assert float((ours[:, 0] - raw[:, 0]).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize("shape", [{}, {"num_experts": 4, "num_experts_per_tok": 3, "num_key_value_heads": 2}])
+def test_llada_moe_is_a_qwen3_moe(tmp_path: Path, shape: dict[str, int]) -> None:
+    directory = write_checkpoint(tmp_path, family="llada-moe", liveliness=1.0, **shape)
+    llm = tacg.load(directory)
+    with torch.no_grad():
+        theirs = qwen3_moe(directory, llm.model.config)(input_ids=IDS).logits  # type: ignore[attr-defined]
+    assert float((llm.logits(IDS) - theirs).abs().max()) <= 2e-5
+
+
+@pytest.mark.parametrize("shape", [{}, {"n_group": 1, "topk_group": 1, "partial_rotary_factor": 1.0}])
+def test_llada2_is_a_block_causal_glm4_moe(tmp_path: Path, shape: dict[str, Any]) -> None:
+    directory = write_checkpoint(tmp_path, family="llada2", liveliness=1.0, **shape)
+    llm = tacg.load(directory)
+    with torch.no_grad():
+        mask = block_causal(IDS.shape[1])
+        theirs = glm4_moe(directory, llm.model.config)(input_ids=IDS, attention_mask=mask).logits  # type: ignore[attr-defined]
+    assert float((llm.logits(IDS) - theirs).abs().max()) <= 2e-5
+
+
+def test_what_a_token_can_change(tmp_path: Path) -> None:
+    """A later block of LLaDA2 changes nothing before it; elsewhere every token may change all."""
+    changed = IDS.clone()
+    changed[:, 70] += 1
+    for family, frozen in (("llada2", 64), ("llada", 0), ("dream", 0), ("llada-moe", 0)):
+        llm = tacg.load(write_checkpoint(tmp_path / family, family=family))
+        before, after = llm.logits(IDS), llm.logits(changed)
+        assert torch.equal(before[:, :frozen], after[:, :frozen])
+        assert (before != after).any(dim=-1)[:, frozen:].all()
+
+
+def test_router_bias_chooses_but_does_not_weigh(tmp_path: Path) -> None:
+    llm = tacg.load(write_checkpoint(tmp_path, family="llada2"))
+    gate = llm.model.model["layers"][1].mlp.gate  # type: ignore[attr-defined]
+    x = torch.randn(50, 64, generator=torch.Generator().manual_seed(0))
+    chosen, weight = gate(x)
+    assert torch.allclose(weight.sum(dim=1), torch.tensor(2.5), atol=1e-4)
+    gate.expert_bias += torch.tensor([10.0] + [0.0] * 15)
+    again, weight = gate(x)
+    assert (again == 0).any(dim=1).all()
+    assert not torch.equal(chosen, again)
+    assert torch.allclose(weight.sum(dim=1), torch.tensor(2.5), atol=1e-4)
+    score = (x @ gate.weight.T).sigmoid().gather(1, again)
+    assert torch.allclose(weight, score / score.sum(dim=1, keepdim=True) * 2.5, atol=1e-5)

@@ -1,0 +1,110 @@
+"""Caches: `block` is exact, `prefix` and `dual` equal the full forward where they must, and batches change nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import tacg
+from tacg.models.base import Span
+from tacg.models.tiny import write_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+FULL = ("llada", "dream", "llada-moe")
+PROMPTS = [
+    [7 + (3 * row + place) % 60 for place in range(length)]
+    for row, length in enumerate((5, 40, 33, 64, 17, 31, 90, 12))
+]
+SETTINGS: dict[str, Any] = {"gen_length": 80, "block_length": 32, "early_stop": False, "threshold": 0.6}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tacg.LLM]:
+    made = {}
+    for family in (*FULL, "llada2"):
+        directory = write_checkpoint(tmp_path_factory.mktemp(family), family=family, seed=2, liveliness=4.0)
+        made[family] = tacg.load(directory)
+    return made
+
+
+class Spy:
+    """Passes calls on and keeps what was computed and what came out."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.spec, self.device = model, model.spec, model.device
+        self.calls: list[tuple[list[Span], Tensor]] = []
+
+    def __call__(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
+        logits: Tensor = self.model(tokens, spans, select)
+        self.calls.append((list(spans), logits.clone()))
+        return logits
+
+
+def decode(llm: tacg.LLM, prompt: list[int], cache: str, policy: str = "tacg") -> tuple[tacg.Output, Spy]:
+    spy = Spy(llm.model)
+    return tacg.LLM(spy, llm.tokenizer).generate(prompt, policy, cache=cache, **SETTINGS), spy
+
+
+@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
+def test_the_block_cache_is_exact(models: dict[str, tacg.LLM], prompt: list[int]) -> None:
+    plain, slow = decode(models["llada2"], prompt, "none")
+    cached, fast = decode(models["llada2"], prompt, "block")
+    assert cached.tokens == plain.tokens
+    assert [c.step for c in cached.commits] == [c.step for c in plain.commits]
+    for (_, ours), (_, theirs) in zip(fast.calls, slow.calls, strict=True):
+        assert float((ours - theirs).abs().max()) <= 1e-5
+    assert all(len(span) <= 64 for spans, _ in fast.calls[1:] for span in spans), "never more than two blocks again"
+    computed = sum(len(span) for spans, _ in fast.calls for span in spans)
+    assert computed < sum(len(span) for spans, _ in slow.calls for span in spans)
+
+
+@pytest.mark.parametrize("mode", ["prefix", "dual"])
+@pytest.mark.parametrize("family", FULL)
+def test_a_blocks_first_step_is_the_full_forward(models: dict[str, tacg.LLM], family: str, mode: str) -> None:
+    """And the steps after it compute only the block (and what follows it), starting early where logits are shifted."""
+    llm, prompt = models[family], PROMPTS[1]
+    output, spy = decode(llm, prompt, mode)
+    back, length = llm.model.spec.lookback, len(prompt) + 80
+    firsts = {min(c.step for c in output.commits if c.position // 32 == block) for block in range(3)}
+    canvas = torch.tensor([prompt + [llm.model.spec.mask_id] * 80])
+    for step, ((span,), logits) in enumerate(spy.calls, start=1):
+        block = max(0, sum(first <= step for first in sorted(firsts)) - 1)
+        start, stop = len(prompt) + 32 * block, min(len(prompt) + 32 * (block + 1), length)
+        if step in firsts:
+            assert (span.start, span.stop) == (0, length)
+            masked = canvas[0, start:stop] == llm.model.spec.mask_id
+            full = llm.logits(canvas)[0, start:stop][masked]
+            assert float((full - logits).abs().max()) <= 1e-5
+        else:
+            assert (span.start, span.stop) == (start - back, length if mode == "prefix" else stop)
+        for commit in output.commits:
+            if commit.step == step:
+                canvas[0, len(prompt) + commit.position] = commit.token
+    assert output.forwards == output.steps == len(spy.calls)
+
+
+@pytest.mark.parametrize(("family", "mode"), [("llada2", "block"), *((f, m) for f in FULL for m in ("prefix", "dual"))])
+def test_rows_in_a_batch_decode_as_alone(models: dict[str, tacg.LLM], family: str, mode: str) -> None:
+    llm = models[family]
+    together = llm.generate(PROMPTS, "tacg", cache=mode, **SETTINGS)
+    for prompt, output in zip(PROMPTS, together, strict=True):
+        alone = llm.generate(prompt, "tacg", cache=mode, **SETTINGS)
+        assert (output.tokens, output.steps) == (alone.tokens, alone.steps)
+
+
+def test_modes_that_make_no_sense_are_refused(models: dict[str, tacg.LLM]) -> None:
+    for family, settings, words in (
+        ("llada", {"cache": "block"}, "sees all blocks"),
+        ("llada2", {"cache": "dual"}, "block-causal"),
+        ("llada", {"cache": "dual", "observe": "sequence"}, "later blocks are not computed"),
+        ("llada2", {"observe": "sequence"}, "later blocks are not computed"),
+        ("llada2", {"block_length": 16}, "must be 32"),
+    ):
+        with pytest.raises(tacg.TacgError, match=words):
+            models[family].generate([7, 8], gen_length=8, **({"block_length": 32} | settings))
