@@ -2,21 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
-PROMPT := What does a diffusion language model see first?
 
-# Where `make pocket` trains, for how long, and where the result goes.
+# Where `make pocket` trains, for how long, where the result goes, and on how many problems it is measured.
 RUN ?= runs/pocket
-STEPS ?= 20000
+STEPS ?= 12000
+N ?= 500
 OUT ?= src/tacg/models/pocket
 FLAGS ?=
+JEMALLOC ?= $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2 /usr/lib/libjemalloc.so.2 /usr/lib64/libjemalloc.so.2))
 
 .PHONY: demo test lint format setup pocket clean
 
-demo: .venv/run.stamp  ## watch a diffusion language model decode under TACG
-	$(BIN)/tacg generate "$(PROMPT)" --policy tacg --watch
-	@echo
-	@echo "The same with the plain confidence threshold:"
-	$(BIN)/tacg generate "$(PROMPT)" --policy confidence
+demo: .venv/run.stamp  ## watch a diffusion language model at work on a sudoku, then put four decoders side by side
+	$(BIN)/tacg eval --task pocket-sudoku --policy tacg --n 1 --watch
+	$(BIN)/tacg compare --n 40 --out runs/demo
 
 test: .venv/dev.stamp  ## the whole suite, the proofs that the gate is the paper's included
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
@@ -31,9 +30,10 @@ format: .venv/dev.stamp
 	$(BIN)/ruff format .
 
 pocket: .venv/run.stamp  ## train the built-in model from nothing; goes on where it was
-	MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 \
+	LD_PRELOAD=$(JEMALLOC) MALLOC_CONF=thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0 \
 	$(BIN)/python recipes/pocket/train.py --run $(RUN) --steps $(STEPS) $(FLAGS)
 	$(BIN)/python recipes/pocket/export.py --run $(RUN) --out $(OUT)
+	$(BIN)/python recipes/pocket/measure.py --model $(OUT) --n $(N)
 
 setup: .venv/dev.stamp  ## everything a developer needs
 
@@ -42,7 +42,7 @@ clean:
 
 .venv/run.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(PIP) --editable .
+	$(PIP) --editable '.[plots]'
 	@touch $@
 
 .venv/dev.stamp: .venv/run.stamp

@@ -15,10 +15,10 @@ FLOORS = [
     ["knobs", "types"],
     ["scan"],
     ["gate"],
-    ["policies", "models", "text"],
+    ["policies", "models", "text", "cache"],
     ["engine", "tasks"],
     ["llm"],
-    ["experiments"],
+    ["experiments", "trace", "bench"],
     ["cli"],
 ]
 

@@ -24,7 +24,7 @@ def document(*words: str, stdin: str = "") -> dict[str, object]:
 
 
 def test_generate_prints_the_answer_and_what_it_cost() -> None:
-    done = tacg("generate", "Hello", "--set", "gen_length=16")
+    done = tacg("generate", "Hello", "--model", "tiny", "--set", "gen_length=16")
     assert done.returncode == 0
     assert len(done.stdout.strip("\n")) > 0
     assert "tokens per forward" in done.stderr

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
+import numpy
 import pytest
 
 import tacg
-from tacg.experiments.compare import compare, read_rows, write_rows
+from tacg.experiments.ablate import ablate
+from tacg.experiments.compare import compare
+from tacg.experiments.diagnose import FIELDS, aucs, bins, diagnose
 from tacg.experiments.evaluate import evaluate
-from tacg.experiments.picture import draw_plane
+from tacg.experiments.frontier import against_frontier
+from tacg.experiments.grid import Sample
+from tacg.experiments.picture import draw_frontier, draw_heat, draw_match, draw_plane
+from tacg.experiments.rows import Ledger, read_rows, write_rows
+from tacg.experiments.show import write_page
 from tacg.experiments.stats import aup, mcnemar, paired_bootstrap, wilson
+from tacg.experiments.sweep import Axis, sweep
+from tacg.policies.probe import Probe
 from tacg.tasks import get_task
 from tests.test_cli import TACG
 
@@ -66,9 +76,7 @@ def test_rows_have_their_keys_and_repeat(llm: tacg.LLM) -> None:
 
 
 def test_compare_pairs_gated_policies_with_their_base(llm: tacg.LLM, tmp_path: Path) -> None:
-    rows = compare(
-        llm, [get_task("pocket-sudoku")], ["schedule", "confidence", "tacg"], n=4, settings={"threshold": 0.5}
-    )
+    rows = compare(llm, [get_task("pocket-sudoku")], ["schedule", "confidence", "tacg"], Sample(4), {"threshold": 0.5})
     assert [row["base"] for row in rows] == [None, None, "confidence"]
     assert rows[2]["steps_diff"] == pytest.approx(rows[2]["steps"] - rows[1]["steps"])
     assert rows[1]["policy"] == "confidence(threshold=0.5)"
@@ -79,10 +87,12 @@ def test_compare_pairs_gated_policies_with_their_base(llm: tacg.LLM, tmp_path: P
 
 
 def test_the_command_line_evaluates_and_compares(tmp_path: Path) -> None:
-    words = [TACG, "eval", "-t", "pocket-sudoku", "-m", "tiny", "--n", "3", "--seed", "7", "--json"]
+    words = [TACG, "eval", "-t", "pocket-sudoku", "-m", "tiny", "--n", "3", "--seed", "7", "--json", "--watch"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     row = json.loads(done.stdout.splitlines()[-1])
     assert (row["task"], row["n"], row["seed"]) == ("pocket-sudoku", 3, 7)
+    assert "Solve this 6 by 6 sudoku" in done.stderr
+    assert "wrong, expected" in done.stderr
     words = [TACG, "compare", "-t", "pocket-sudoku", "-m", "tiny", "--n", "2", "--out", str(tmp_path / "run")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     assert "tacg+klass" in done.stdout
@@ -90,3 +100,149 @@ def test_the_command_line_evaluates_and_compares(tmp_path: Path) -> None:
     assert (tmp_path / "run/plane.png").is_file()
     done = subprocess.run([TACG, "tasks", "pocket-code"], capture_output=True, text=True, timeout=60, check=True)
     assert "def " in done.stdout
+
+
+def test_an_experiment_goes_on_where_it_was(llm: tacg.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, tasks = tmp_path / "rows.jsonl", [get_task("pocket-sudoku")]
+    whole = ablate(llm, tasks, ["tacg"], Sample(3), ledger=Ledger(path))
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines[:2], lines[2][:50]]))  # killed while the third row was written
+    calls = []
+    monkeypatch.setattr("tacg.experiments.grid.evaluate", lambda *a, **k: calls.append(a) or evaluate(*a, **k))
+    again = ablate(llm, tasks, ["tacg"], Sample(3), ledger=Ledger(path))
+    assert len(calls) == 2
+    timed = {"seconds", "tokens_per_second"}
+    assert [{k: v for k, v in row.items() if k not in timed} for row in again] == [
+        {k: v for k, v in row.items() if k not in timed} for row in whole
+    ]
+    assert len(read_rows(path)) == 4
+    assert len(ablate(llm, tasks, ["tacg"], Sample(4), ledger=Ledger(path))) == 4
+    assert len(calls) == 6, "another sample is another experiment"
+
+
+def test_ablation_turns_the_parts_off(llm: tacg.LLM) -> None:
+    rows = ablate(llm, [get_task("pocket-sudoku")], ["tacg"], Sample(6), {"threshold": 0.8, "gen_length": 32})
+    named = {row["name"]: row for row in rows}
+    assert "k_extra=0" in named["HG only"]["policy"]
+    assert "m_base=1" in named["TILG only"]["policy"]
+    assert named["baseline"]["policy"] == "confidence(threshold=0.8)"
+    assert (
+        len(
+            {
+                json.dumps(row["settings"] | {"k_extra": 0, "m_base": 0, "m_extra": 0}, sort_keys=True)
+                for row in rows[1:]
+            }
+        )
+        == 1
+    )
+    assert named["baseline"]["settings"]["gen_length"] == named["TACG"]["settings"]["gen_length"] == 32
+    assert named["HG only"]["steps"] >= named["baseline"]["steps"] >= named["TILG only"]["steps"]
+    change = named["TACG"]["steps"] - named["baseline"]["steps"]
+    assert named["TACG"]["steps_diff"] == pytest.approx(change)
+    for row in rows:
+        assert sum(row["commits_by_step"]) == pytest.approx(32, abs=0.01)
+
+
+def test_sweeps_move_knobs_together_and_draw(llm: tacg.LLM, tmp_path: Path) -> None:
+    x, y = Axis(("m_base", "m_extra"), (1, 3)), Axis(("beta",), (0.0, 0.9))
+    rows = sweep(llm, [get_task("pocket-sudoku")], ["tacg"], x, y, Sample(2))
+    assert [(row["x"], row["y"]) for row in rows] == [(1, 0.0), (1, 0.9), (3, 0.0), (3, 0.9)]
+    assert "m_base=1, m_extra=1" in rows[0]["policy"]
+    assert draw_heat(rows, tmp_path / "heat.png").stat().st_size > 5000
+    lines = sweep(
+        llm, [get_task("pocket-sudoku")], ["confidence", "klass"], Axis(("threshold",), (0.5, 0.9)), None, Sample(2)
+    )
+    assert draw_frontier(lines, tmp_path / "lines.png").stat().st_size > 5000
+    page = write_page(tmp_path / "page.html", "<b>", [], [tmp_path / "lines.png"], "note").read_text()
+    assert "&lt;b&gt;" in page
+    assert "http" not in page
+
+
+def test_auc_sees_what_a_signal_knows_beyond_confidence() -> None:
+    rng = numpy.random.default_rng(0)
+    n = 4000
+    field = {name: numpy.zeros(n) for name in FIELDS}
+    field["problem"] = rng.integers(0, 50, n)
+    field["confidence"] = rng.random(n)
+    right = rng.random(n) < field["confidence"]
+    field["final"] = right
+    field["streak"] = right + 1
+    field["margin"] = field["confidence"]
+    field["kl"] = rng.random(n)
+    data = numpy.stack([field[name] for name in FIELDS], axis=1).astype(float)
+    scores = aucs(data)["final"]
+    assert scores["streak"] == [1.0, 1.0, 1.0]
+    assert scores["support"][0] == 0.5, "a constant orders nothing"
+    assert scores["kl"][1] < 0.5 < scores["kl"][2]
+    assert scores["margin"][0] == pytest.approx(0.5, abs=0.06), "a copy of confidence tells nothing more"
+    found = [row for row in bins(data) if row["signal"] == "confidence" and row["target"] == "final"]
+    assert sum(row["count"] for row in found) == n
+    assert all(row["match_ci"][0] <= row["match"] <= row["match_ci"][1] for row in found)
+    assert all(abs(row["match"] - row["mean_confidence"]) < 0.06 for row in found), "made to be calibrated"
+    data[:, FIELDS.index("committed")] = right
+    assert sum(row["match"] for row in bins(data) if row["target"] == "final") == 0, (
+        "a commit is no evidence for itself"
+    )
+    data[:, FIELDS.index("first")] = 1
+    assert not [row for row in bins(data) if row["signal"] == "support"], "nothing has changed at a first observation"
+
+
+def test_diagnosis_counts_every_proposal(llm: tacg.LLM, tmp_path: Path) -> None:
+    probe = Probe(base=tacg.get_policy("confidence"))
+    (row,) = diagnose(llm, [get_task("pocket-sudoku")], probe, Sample(3), Ledger(tmp_path / "rows.jsonl"))
+    for signal in ("streak", "margin", "entropy"):
+        mine = [each for each in row["bins"] if (each["signal"], each["target"]) == (signal, "reference")]
+        assert sum(each["count"] for each in mine) == row["proposals"]
+    assert draw_match([row], tmp_path / "match.png").stat().st_size > 5000
+
+
+def test_every_experiment_has_a_glance(tmp_path: Path) -> None:
+    for words in (["ablate"], ["sweep", "frontier"], ["sweep", "fig3"], ["sweep", "fig4"], ["diagnose"]):
+        out = tmp_path / "-".join(words)
+        done = subprocess.run(
+            [TACG, *words, "-m", "tiny", "--quick", "--out", str(out)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        assert "pocket-sudoku" in done.stdout
+        assert (out / "page.html").is_file()
+        assert list(out.glob("*.png"))
+        assert read_rows(out / "rows.jsonl")
+
+
+def test_the_report_is_drawn_from_rows(tmp_path: Path) -> None:
+    words = [TACG, "report", "--quick", "-m", "tiny", "--home", str(tmp_path / "rows"), "--out", str(tmp_path / "r.md")]
+    subprocess.run(words, capture_output=True, timeout=300, check=True)
+    report = (tmp_path / "r.md").read_text()
+    for row in read_rows(tmp_path / "rows/rows.jsonl"):
+        if row.get("split") == "test":
+            assert f"| {row['steps']:.1f} |" in report
+    pictures = re.findall(r"\]\((.*?\.png)\)", report)
+    assert len(pictures) == 6
+    assert all((tmp_path / picture).is_file() for picture in pictures)
+    subprocess.run(words, capture_output=True, timeout=300, check=True)
+    assert (tmp_path / "r.md").read_text() == report, "from the same rows the same report"
+
+
+def test_a_point_against_a_frontier() -> None:
+    """Right marks and steps are the same for every problem of a kind, so that the numbers can be worked out by hand."""
+
+    def made(accuracy: float, steps: int) -> dict[str, object]:
+        hits = round(100 * accuracy)
+        return {"correct": "1" * hits + "0" * (100 - hits), "item_steps": [steps] * 100, "accuracy": accuracy}
+
+    base = [made(0.6, 10), made(0.8, 20), made(0.7, 25), made(0.9, 40)]  # the third is beaten by the second
+    found = against_frontier(made(0.8, 15), base)
+    assert found["saved"] == pytest.approx(0.25)
+    assert found["gained"] == pytest.approx(0.1), "at 15 steps the frontier has 0.7"
+    between = against_frontier(made(0.85, 30), base)
+    assert between["saved"] == pytest.approx(0.0)
+    assert between["gained"] == pytest.approx(0.0)
+    assert not between["beyond"]
+    above = against_frontier(made(0.95, 30), base)
+    assert above["beyond"]
+    assert above["saved"] == pytest.approx(0.25)
+    assert above["gained"] == pytest.approx(0.1)
+    assert found["saved_ci"][0] - 1e-9 <= found["saved"] <= found["saved_ci"][1] + 1e-9

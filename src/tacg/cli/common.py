@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,13 +12,16 @@ import typer
 from tacg.errors import TacgError, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from tacg.experiments.rows import Row
+    from tacg.experiments.show import Table
     from tacg.knobs import Knob
     from tacg.llm import LLM
 
 
 DEFAULT_MODEL = "tiny"
+LONG = {"correct", "item_steps", "commits_by_step"}  # columns that hold a value for every problem
 
 # Options that several verbs take, in the same words.
 Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, directory or hub id.")]
@@ -26,6 +30,12 @@ Settings = Annotated[
     typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any knob of the policy or the decode; repeatable."),
 ]
 BatchSize = Annotated[int, typer.Option(help="Rows decoded together.", min=1)]
+Tasks = Annotated[list[str] | None, typer.Option("--task", "-t", help="Repeatable; default: all (`tacg tasks`).")]
+N = Annotated[int, typer.Option(help="Problems a task.", min=1)]
+Out = Annotated[
+    Path, typer.Option(help="Directory for rows, pictures and page; what is there already is not decoded again.")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="A glance: few problems, few points.")]
 Seed = Annotated[int, typer.Option(help="Which problems.", min=0)]
 Split = Annotated[str, typer.Option(help="train, dev or test.")]
 Json = Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.")]
@@ -54,14 +64,35 @@ def parse_value(policy_knobs: Mapping[str, Knob], pair: str) -> tuple[str, Any]:
     return name, known[name].parse(value)
 
 
+def shared_settings(policies: Sequence[str], pairs: Sequence[str]) -> dict[str, Any]:
+    """Settings that at least one of the policies, or the decode, knows."""
+    from tacg.policies import get_policy
+
+    known: dict[str, Knob] = {}
+    for spec in policies:
+        known |= get_policy(spec).knobs()
+    return dict(parse_value(known, pair) for pair in pairs)
+
+
 def load_model(name: str, *, dtype: str = "float32", device: str = "cpu") -> LLM:
-    """Load a model; a built-in one says first what it is."""
+    """Load a model under a bar; a built-in one says first what it is."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
     from tacg.llm import load
     from tacg.models.loading import BUILT_IN
 
     if name in BUILT_IN:
         typer.secho(f"{name}: {BUILT_IN[name]}", dim=True, err=True)
-    return load(name, dtype=dtype, device=device)
+        return load(name, dtype=dtype, device=device)
+    with Progress(
+        TextColumn("loading"), BarColumn(), DownloadColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
+        line = bar.add_task("", total=None)
+        return load(
+            name, dtype=dtype, device=device,
+            tell=lambda done, total: bar.update(line, completed=done, total=total),
+        )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -75,7 +106,7 @@ def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
         task = bar.add_task(title, total=total)
         seen: dict[str, list[bool]] = {}
 
-        def tick(correct: bool, part: str = title) -> None:
+        def tick(part: str, correct: bool) -> None:
             seen.setdefault(part, []).append(correct)
             share = 100 * sum(seen[part]) / len(seen[part])
             bar.update(task, advance=1, description=f"{part} · {share:.0f} % right")
@@ -93,3 +124,53 @@ def _id(word: str) -> int:
 def print_json(document: Any) -> None:
     """One JSON document as the last line of stdout."""
     typer.echo(json.dumps(document))
+
+
+def present(
+    title: str, rows: Sequence[Row], tables: Sequence[Table], draw: Mapping[str, Callable[..., Path]],
+    out: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Show an experiment: tables in the terminal or rows as JSON; in `out` its pictures and a page with everything."""
+    from tacg.experiments.show import provenance, write_page
+
+    if as_json:
+        print_json({"rows": [{name: value for name, value in row.items() if name not in LONG} for row in rows]})
+    else:
+        show_tables(tables, provenance(rows))
+    if out is None:
+        return
+    pictures = []
+    for name, function in draw.items():
+        try:
+            pictures.append(function(rows, out / name))
+        except TacgError as error:
+            typer.secho(f"no picture: {error}", fg="yellow", err=True)
+    page = write_page(out / "page.html", title, tables, pictures, provenance(rows))
+    for what, path in (("rows", out / "rows.jsonl"), *(("picture", each) for each in pictures), ("page", page)):
+        typer.secho(f"{what}: {path}", err=True)
+
+
+def show_tables(tables: Sequence[Table], note: str = "") -> None:
+    """Tables as a person reads them."""
+    from rich.console import Console
+    from rich.table import Table as Drawn
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=140)  # a file has no edge to wrap at
+    for table in tables:
+        drawn = Drawn(
+            title=table.title,
+            title_justify="left",
+            title_style="bold",
+            box=None,
+            padding=(0, 2, 0, 0),
+            header_style="dim",
+        )
+        for number, column in enumerate(table.columns):
+            drawn.add_column(column, justify="left" if number == 0 else "right")
+        for line in table.lines:
+            drawn.add_row(*line)
+        console.print(drawn, highlight=False)
+    if note:
+        console.print(f"[dim]{note}[/dim]", highlight=False)

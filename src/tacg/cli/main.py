@@ -7,7 +7,22 @@ from typing import Annotated
 
 import typer
 
-from tacg.cli import compare, doctor, eval, generate, models, policies, tasks
+from tacg.cli import (
+    ablate,
+    bench,
+    compare,
+    diagnose,
+    doctor,
+    eval,
+    generate,
+    models,
+    policies,
+    report,
+    sweep,
+    tasks,
+    trace,
+    tune,
+)
 from tacg.errors import TacgError
 from tacg.version import __version__
 
@@ -20,7 +35,22 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for verb in (generate, eval, compare, policies, models, tasks, doctor):
+for verb in (
+    generate,
+    eval,
+    compare,
+    ablate,
+    sweep,
+    diagnose,
+    tune,
+    report,
+    trace,
+    bench,
+    policies,
+    models,
+    tasks,
+    doctor,
+):
     app.command(name=verb.__name__.rpartition(".")[2], help=verb.__doc__, epilog=verb.EPILOG)(verb.main)
 
 

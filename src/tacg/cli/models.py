@@ -14,7 +14,7 @@ tacg generate "Hello" --model ./LLaDA-8B-Instruct --dtype bfloat16 --device cuda
 
 # What people ask for, by the `model_type` of its config.json; whether it loads is read off the loader.
 KNOWN = {
-    "llada": "LLaDA-8B Base and Instruct, LLaDA-1.5",
+    "llada": "LLaDA-8B Base and Instruct, LLaDA-1.5, LLaDA-MoE-7B-A1B",
     "Dream": "Dream-7B, Dream-Coder, DiffuCoder",
     "llada2_moe": "LLaDA2.0-mini and -flash",
 }

@@ -13,10 +13,11 @@ import torch
 
 from tacg.engine.request import resolve
 from tacg.experiments.stats import wilson
+from tacg.policies import find_preset
 from tacg.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tacg.llm import LLM
     from tacg.policies import Policy
@@ -35,6 +36,7 @@ class Item:
     forwards: int
     tokens: int
     text: str
+    commit_steps: tuple[int, ...]
 
     @property
     def tpf(self) -> float:
@@ -62,11 +64,8 @@ def evaluate(
     settings: dict[str, Any] | None = None,
     on_item: Callable[[Item], None] | None = None,
 ) -> Evaluation:
-    """Decode `n` problems in batches. Settings go to the policy or the decode; the task's own lengths are the default.
-
-    Rows fill the whole answer (`early_stop=False`) unless told otherwise: that is how the paper counts tokens.
-    """
-    settings = {"early_stop": False} | dict(task.decode) | (settings or {})
+    """Decode `n` problems in batches and grade them. Settings go to the policy or the decode (see `settings_of`)."""
+    settings = settings_of(task, policy, settings or {})
     problems = list(task.problems(split, n, seed))
     graded: dict[int, Item] = {}
     began = time.perf_counter()
@@ -76,7 +75,7 @@ def evaluate(
             grade = task.grade(problems[number], output.text)
             graded[number] = Item(
                 problems[number].id, grade.correct, grade.score, output.steps, output.forwards, len(output.tokens),
-                output.text,
+                output.text, tuple(commit.step for commit in output.commits),
             )  # fmt: skip
             if on_item is not None:
                 on_item(graded[number])
@@ -91,8 +90,17 @@ def evaluate(
             job.result()
     items = tuple(graded[number] for number in range(n))
     label = resolve(policy, settings)[0].label
-    facts = {"split": split, "batch_size": batch_size, "settings": settings}
+    facts = {"split": split, "batch_size": batch_size, "settings": settings, "dtype": dtype_of(llm)}
     return Evaluation(items, summary(items, task.name, llm.model.spec.name, label, seed, decoded) | facts)
+
+
+def settings_of(task: Task, policy: str | Policy, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a task is decoded with: what is said wins over the task's lengths, these over what a preset says.
+
+    Rows fill the whole answer (`early_stop=False`) unless told otherwise: that is how the paper counts tokens.
+    """
+    preset = find_preset(*policy.split(":", 1))["decode"] if isinstance(policy, str) and ":" in policy else {}
+    return {"early_stop": False, **preset, **task.decode, **settings}
 
 
 def summary(items: tuple[Item, ...], task: str, model: str, policy: str, seed: int, seconds: float) -> dict[str, Any]:
@@ -114,7 +122,17 @@ def summary(items: tuple[Item, ...], task: str, model: str, policy: str, seed: i
         "forwards": forwards,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
-        "version": __version__,
-        "torch": torch.__version__,
-        "hardware": f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads",
+        **surroundings(),
     }
+
+
+def dtype_of(llm: LLM) -> str:
+    """The type that the model computes in."""
+    weights = getattr(llm.model, "parameters", None)
+    return str(next(weights()).dtype).removeprefix("torch.") if weights else "none"
+
+
+def surroundings() -> dict[str, Any]:
+    """What a number was measured with."""
+    hardware = f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    return {"version": __version__, "torch": torch.__version__, "hardware": hardware}

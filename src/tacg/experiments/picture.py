@@ -1,20 +1,167 @@
-"""The accuracy-TPF plane, drawn from rows. Needs the extra `plots`."""
+"""Pictures drawn from rows. They need the extra `plots`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
+from tacg.experiments.diagnose import bin_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from tacg.experiments.rows import Row
+
 COLOURS = ["#4c72b0", "#c44e52", "#55a868", "#8172b3", "#ccb974", "#64b5cd", "#8c8c8c", "#da8bc3"]
 
 
-def draw_plane(rows: Sequence[dict[str, Any]], path: Path) -> Path:
-    """One panel a task: each policy a point with its interval, an arrow from a base policy to its gated form."""
+def draw_plane(rows: Sequence[Row], path: Path) -> Path:
+    """The accuracy-TPF plane, a panel a task: a policy is a point, an arrow leads from a base to its gated form."""
+    colour = _colours(row["name"] for row in rows)
+    figure, panels = _panels(_tasks(rows))
+    for task, panel in panels:
+        mine = {row["name"]: row for row in rows if row["task"] == task}
+        for name, row in mine.items():
+            _point(panel, row, colour[name], name)
+            if (base := mine.get(row.get("base"))) is not None:
+                panel.annotate(
+                    "", (row["tpf"], 100 * row["accuracy"]), (base["tpf"], 100 * base["accuracy"]),
+                    arrowprops={"arrowstyle": "->", "color": colour[name], "alpha": 0.6},
+                )  # fmt: skip
+        panel.set(title=task, xlabel="tokens per forward", ylabel="accuracy, %")
+    return _save(figure, panels, path, _about(rows))
+
+
+def draw_frontier(rows: Sequence[Row], path: Path) -> Path:
+    """Accuracy over TPF as one knob moves, a line a policy."""
+    colour = _colours(row["spec"] for row in rows)
+    figure, panels = _panels(_tasks(rows))
+    for task, panel in panels:
+        for spec in colour:
+            mine = [row for row in rows if (row["task"], row["spec"]) == (task, spec)]
+            mine.sort(key=lambda row: row["tpf"])
+            panel.plot([row["tpf"] for row in mine], [100 * row["accuracy"] for row in mine], color=colour[spec])
+            for row in mine:
+                _point(panel, row, colour[spec], spec if row is mine[0] else None)
+        panel.set(title=task, xlabel="tokens per forward", ylabel="accuracy, %")
+    return _save(figure, panels, path, f"{_about(rows)}; {rows[0]['x_name']} moves")
+
+
+def draw_heat(rows: Sequence[Row], path: Path) -> Path:
+    """Two knobs against each other: accuracy in the upper row of panels, tokens per forward in the lower one."""
+    tasks = _tasks(rows)
+    figure, panels = _panels(
+        [f"{task}: {what}" for what in ("accuracy, %", "TPF") for task in tasks], columns=len(tasks)
+    )
+    xs, ys = (list(dict.fromkeys(row[axis] for row in rows)) for axis in ("x", "y"))
+    for number, (title, panel) in enumerate(panels):
+        mine = {(row["x"], row["y"]): row for row in rows if row["task"] == tasks[number % len(tasks)]}
+        values = [[100 * mine[x, y]["accuracy"] if number < len(tasks) else mine[x, y]["tpf"] for x in xs] for y in ys]
+        panel.imshow(values, aspect="auto", cmap="viridis", origin="lower")
+        middle = (max(map(max, values)) + min(map(min, values))) / 2
+        for row, line in enumerate(values):
+            for column, value in enumerate(line):
+                shade = "black" if value > middle else "white"
+                panel.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=8, color=shade)
+        panel.set_xticks(range(len(xs)), [str(x) for x in xs])
+        panel.set_yticks(range(len(ys)), [str(y) for y in ys])
+        panel.set(title=title, xlabel=rows[0]["x_name"], ylabel=rows[0]["y_name"])
+        panel.grid(visible=False)
+    return _save(figure, panels, path, f"{rows[0]['spec']}, {_about(rows)}")
+
+
+def draw_dynamics(rows: Sequence[Row], path: Path) -> Path:
+    """The paper's Fig. 5: tokens committed at each step beyond what the baseline commits there."""
+    groups = list(dict.fromkeys((row["task"], row["gate"], row["over"]) for row in rows))
+    colour = _colours(row["name"] for row in rows if row["name"] != "baseline")
+    figure, panels = _panels([f"{task} over {over}" for task, _, over in groups], columns=min(3, len(groups)))
+    for (task, gate, _), (title, panel) in zip(groups, panels, strict=True):
+        mine = {row["name"]: row["commits_by_step"] for row in rows if (row["task"], row["gate"]) == (task, gate)}
+        plain = mine.pop("baseline")
+        for name, pace in mine.items():
+            length = max(len(pace), len(plain))
+            more = [_at(pace, step) - _at(plain, step) for step in range(length)]
+            panel.plot(range(1, length + 1), more, color=colour[name], label=name, linewidth=1.2)
+        panel.axhline(0, color="#999", linewidth=0.8)
+        panel.set(title=title, xlabel="step", ylabel="tokens beyond the baseline")
+    return _save(figure, panels, path, _about(rows))
+
+
+def draw_match(rows: Sequence[Row], path: Path, target: str = "final") -> Path:
+    """The paper's Fig. 1: match by streak and by support within bins of confidence; and the calibration curve."""
+    titles = [f"{row['task']}: {what}" for row in rows for what in ("streak", "support", "calibration")]
+    figure, panels = _panels(titles, columns=3)
+    for number, (title, panel) in enumerate(panels):
+        row, signal = rows[number // 3], ("streak", "support", "confidence")[number % 3]
+        found = [each for each in row["bins"] if (each["target"], each["signal"]) == (target, signal)]
+        if signal == "confidence":
+            _whisker(panel, [each["mean_confidence"] for each in found], found, "#444444", "all proposals")
+            panel.plot([0, 1], [0, 100], color="#999", linewidth=0.8)
+            panel.set(title=title, xlabel="confidence", ylabel="match, %")
+            continue
+        for level, name in enumerate(bin_names("confidence")):
+            line = sorted((each for each in found if each["confidence"] == level and each["count"] >= 20), key=_bin)
+            if line:
+                _whisker(panel, [each["bin"] for each in line], line, COLOURS[level], f"confidence {name}")
+        panel.set_xticks(range(len(bin_names(signal))), bin_names(signal), fontsize=8)
+        panel.set(title=title, xlabel=signal, ylabel=f"match with {target} token, %")
+    about = f"{rows[0]['model']}, {rows[0]['policy']}, {sum(row['proposals'] for row in rows)} proposals"
+    return _save(figure, panels, path, about)
+
+
+def draw_gain(rows: Sequence[Row], path: Path) -> Path:
+    """How many times faster each cache is, over the length of the prompt."""
+    families = list(dict.fromkeys(row["family"] for row in rows))
+    figure, panels = _panels(families)
+    colour = _colours(row["cache"] for row in rows)
+    for family, panel in panels:
+        for mode in dict.fromkeys(row["cache"] for row in rows if row["family"] == family):
+            mine = [row for row in rows if (row["family"], row["cache"]) == (family, mode)]
+            xs, ys = [row["prompt"] for row in mine], [row["times_faster"] for row in mine]
+            panel.plot(xs, ys, "o-", color=colour[mode], label=mode)
+        panel.set(title=family, xlabel="prompt, tokens", ylabel="times faster than no cache", ylim=(0, None))
+    return _save(figure, panels, path, f"random weights, one row, {rows[0]['hardware']}")
+
+
+def _bin(cell: Row) -> int:
+    return int(cell["bin"])
+
+
+def _whisker(panel: Any, xs: Sequence[float], cells: Sequence[Row], colour: str, label: str) -> None:
+    ys = [100 * cell["match"] for cell in cells]
+    low = [max(0.0, y - 100 * cell["match_ci"][0]) for y, cell in zip(ys, cells, strict=True)]
+    high = [max(0.0, 100 * cell["match_ci"][1] - y) for y, cell in zip(ys, cells, strict=True)]
+    panel.errorbar(xs, ys, yerr=[low, high], fmt="o-", color=colour, label=label, capsize=2, markersize=4, linewidth=1)
+
+
+def _point(panel: Any, row: Row, colour: str, label: str | None) -> None:
+    low, high = (100 * edge for edge in row["accuracy_ci"])
+    y = 100 * row["accuracy"]
+    panel.errorbar(
+        row["tpf"], y, yerr=[[max(0.0, y - low)], [max(0.0, high - y)]], fmt="o", color=colour, label=label, capsize=3
+    )
+
+
+def _at(values: Sequence[float], place: int) -> float:
+    return values[place] if place < len(values) else 0.0
+
+
+def _tasks(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row["task"] for row in rows))
+
+
+def _colours(names: Any) -> dict[str, str]:
+    return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(dict.fromkeys(names))}
+
+
+def _about(rows: Sequence[Row]) -> str:
+    first = rows[0]
+    return f"{first['model']}, n = {first['n']} a task, seed {first['seed']}, 95 % intervals"
+
+
+def _panels(titles: Sequence[str], columns: int | None = None) -> tuple[Any, list[tuple[str, Any]]]:
+    """A figure and its panels, one a title."""
     try:
         import matplotlib
     except ImportError:
@@ -22,30 +169,30 @@ def draw_plane(rows: Sequence[dict[str, Any]], path: Path) -> Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
-    names = list(dict.fromkeys(row["policy"] for row in rows))
-    colour = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
-    figure, panels = pyplot.subplots(1, len(tasks), figsize=(4.6 * len(tasks), 4), squeeze=False)
-    for panel, task in zip(panels[0], tasks, strict=True):
-        mine = {row["policy"]: row for row in rows if row["task"] == task}
-        for name, row in mine.items():
-            low, high = (100 * edge for edge in row["accuracy_ci"])
-            y = 100 * row["accuracy"]
-            panel.errorbar(
-                row["tpf"], y, yerr=[[y - low], [high - y]], fmt="o", color=colour[name], label=name, capsize=3
-            )
-            if (base := mine.get(row.get("base"))) is not None:
-                panel.annotate(
-                    "", (row["tpf"], y), (base["tpf"], 100 * base["accuracy"]),
-                    arrowprops={"arrowstyle": "->", "color": colour[name], "alpha": 0.6},
-                )  # fmt: skip
-        panel.set(title=task, xlabel="tokens per forward", ylabel="accuracy, %")
+    columns = columns or len(titles)
+    lines = -(-len(titles) // columns)
+    figure, grid = pyplot.subplots(lines, columns, figsize=(4.6 * columns, 3.8 * lines), squeeze=False)
+    panels = list(zip(titles, grid.flat, strict=False))
+    for panel in grid.flat[len(titles) :]:
+        panel.set_axis_off()
+    for _, panel in panels:
         panel.grid(alpha=0.3)
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=min(5, len(labels)), frameon=False)
-    first = rows[0]
-    figure.suptitle(f"{first['model']}, n = {first['n']} a task, seed {first['seed']}, 95 % intervals", fontsize=10)
-    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    return figure, panels
+
+
+def _save(figure: Any, panels: Sequence[tuple[str, Any]], path: Path, about: str) -> Path:
+    from matplotlib import pyplot
+
+    named: dict[str, Any] = {}
+    for _, panel in panels:
+        handles, labels = panel.get_legend_handles_labels()
+        named = dict(zip(labels, handles, strict=True)) | named
+    columns = min(len(named), max(2, int(figure.get_figwidth() / 2.4)))
+    if named:
+        figure.legend(named.values(), named.keys(), loc="lower center", ncols=columns, frameon=False)
+    figure.suptitle(about, fontsize=10)
+    lines = -(-len(named) // columns) if named else 0
+    figure.tight_layout(rect=(0, 0.28 * lines / figure.get_figheight(), 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

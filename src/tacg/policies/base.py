@@ -10,6 +10,7 @@ import importlib
 import tomllib
 from dataclasses import dataclass
 from importlib import metadata, resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tacg.errors import TacgError, unknown
@@ -170,12 +171,24 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def find_preset(policy: str, task: str) -> dict[str, Any]:
-    """One entry of `presets()`, or an error with the nearest match."""
+    """One entry of `presets()`, or a preset file (`tacg:path.toml`, as `tacg tune` writes them)."""
+    if task.endswith(".toml"):
+        return _preset_file(policy, Path(task))
     known = presets()
     full = f"{policy}:{task}"
     if full not in known:
         raise unknown("preset", full, known)
     return known[full]
+
+
+def _preset_file(policy: str, path: Path) -> dict[str, Any]:
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise TacgError(f"The preset file {str(path)!r} cannot be read: {error}.") from None
+    if found.get("policy") != policy:
+        raise TacgError(f"{path} is a preset of {found.get('policy')!r}: spell it {found.get('policy')}:{path}.")
+    return {"knobs": found.get("knobs", {}), "decode": found.get("decode", {})}
 
 
 def fresh(signals: Signals, values: Tensor, neutral: float) -> Tensor:

@@ -1,0 +1,68 @@
+"""Ask which signals tell right proposals from wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tacg.cli.common import (
+    DEFAULT_MODEL,
+    BatchSize,
+    Json,
+    Model,
+    N,
+    Out,
+    Quick,
+    Seed,
+    Split,
+    Tasks,
+    load_model,
+    present,
+    progress,
+)
+
+EPILOG = """[bold]Examples[/bold]
+
+tacg diagnose --n 100
+
+tacg diagnose --task pocket-math --policy confidence --target reference"""
+
+
+def main(
+    task: Tasks = None,
+    policy: Annotated[str, typer.Option("--policy", "-p", help="Whose trajectories are looked at.")] = "schedule",
+    target: Annotated[str, typer.Option(help="What a proposal must match: final or reference.")] = "final",
+    n: N = 100,
+    seed: Seed = 0,
+    split: Split = "dev",
+    model: Model = DEFAULT_MODEL,
+    batch_size: BatchSize = 32,
+    out: Out = Path("runs/diagnose"),
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Match rates of proposals by streak, support, margin, entropy and KL, within bins of confidence."""
+    import functools
+
+    from tacg.errors import unknown
+    from tacg.experiments.diagnose import SIGNALS, TARGETS, diagnose, tables
+    from tacg.experiments.grid import Sample
+    from tacg.experiments.picture import draw_match
+    from tacg.experiments.rows import Ledger
+    from tacg.policies import get_policy
+    from tacg.policies.probe import Probe
+    from tacg.tasks import get_task, task_names
+
+    if target not in TARGETS:
+        raise unknown("target", target, TARGETS)
+    probe = Probe(base=get_policy(policy))
+    tasks = [get_task(name) for name in task or (["pocket-sudoku"] if quick else task_names())]
+    n = min(n, 16) if quick else n
+    llm = load_model(model)
+    with progress("diagnosis", n * len(tasks)) as tick:
+        sample = Sample(n, seed, split, batch_size)
+        rows = diagnose(llm, tasks, probe, sample, Ledger(out / "rows.jsonl"), tick)
+    draw = {"match.png": functools.partial(draw_match, target=target)}
+    present("Which signal carries what", rows, tables(rows, target, list(SIGNALS)), draw, out, as_json)

@@ -1,0 +1,108 @@
+"""Move knobs and look at what happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacg.cli.common import (
+    DEFAULT_MODEL,
+    BatchSize,
+    Json,
+    Model,
+    N,
+    Quick,
+    Seed,
+    Settings,
+    Split,
+    Tasks,
+    load_model,
+    parse_value,
+    present,
+    progress,
+    shared_settings,
+)
+from tacg.errors import TacgError
+
+if TYPE_CHECKING:
+    from tacg.experiments.sweep import Axis
+
+# Sweeps with a name: policies, first axis, second axis.
+NAMED: dict[str, tuple[list[str], str, str]] = {
+    "frontier": (["confidence", "tacg", "klass", "tacg+klass"], "threshold=0.5,0.6,0.7,0.8,0.9,0.95,0.98", ""),
+    "fig3": (["tacg"], "support_lambda=0,0.05,0.5,2", "tau_floor=0.5,0.6,0.7,0.8,0.9"),
+    "fig4": (["tacg"], "m_base+m_extra=1,2,3,4", "beta=0,0.5,0.8,0.95"),
+}
+EPILOG = """[bold]Examples[/bold]
+
+tacg sweep frontier --n 200          every policy's accuracy over TPF as its threshold moves
+
+tacg sweep fig3 --task pocket-math   the paper's Fig. 3: support weight x floor; fig4: gate length x EMA decay
+
+tacg sweep --policy tacg --x k_extra=0,1,2,4,8 --y tau_floor=0.5,0.7,0.9"""
+
+
+def main(
+    name: Annotated[str | None, typer.Argument(help=f"One of {', '.join(NAMED)}; or say --x.")] = None,
+    task: Tasks = None,
+    policy: Annotated[list[str] | None, typer.Option("--policy", "-p", help="Repeatable.")] = None,
+    x: Annotated[str, typer.Option(metavar="KNOB=VALUES", help="Values with commas; a+b=… moves two knobs.")] = "",
+    y: Annotated[str, typer.Option(metavar="KNOB=VALUES", help="A second axis: heat maps.")] = "",
+    n: N = 200,
+    seed: Seed = 0,
+    split: Split = "dev",
+    model: Model = DEFAULT_MODEL,
+    setting: Settings = None,
+    batch_size: BatchSize = 32,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for rows, pictures and page; default: runs/sweep-NAME.")
+    ] = None,
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Sweep one knob (a frontier a policy) or two (heat maps)."""
+    from tacg.experiments.grid import Sample
+    from tacg.experiments.picture import draw_frontier, draw_heat
+    from tacg.experiments.rows import Ledger
+    from tacg.experiments.sweep import sweep, tables
+    from tacg.tasks import get_task, task_names
+
+    if name is not None and name not in NAMED:
+        from tacg.errors import unknown
+
+        raise unknown("sweep", name, NAMED)
+    policies, first, second = NAMED.get(name or "", (["tacg"], "", ""))
+    policies, first, second = policy or policies, x or first, y or second
+    if not first:
+        raise TacgError(f"Nothing to sweep: name one of {', '.join(NAMED)}, or give --x knob=values.")
+    across, up = _axis(policies, first, quick), _axis(policies, second, quick) if second else None
+    if up and len(policies) > 1:
+        raise TacgError(f"Heat maps show one policy, got {len(policies)}: leave out --y, or name one with --policy.")
+    out = out or Path(f"runs/sweep-{name or across.label}")
+    tasks = [get_task(each) for each in task or (["pocket-sudoku"] if quick else task_names())]
+    n = min(n, 12) if quick else n
+    settings = shared_settings(policies, setting or [])
+    llm = load_model(model)
+    points = len(across.values) * (len(up.values) if up else 1) * len(policies) * len(tasks)
+    with progress("sweep", n * points) as tick:
+        sample = Sample(n, seed, split, batch_size)
+        rows = sweep(llm, tasks, policies, across, up, sample, settings, Ledger(out / "rows.jsonl"), tick)
+    draw = {"heat.png": draw_heat} if up else {"frontier.png": draw_frontier}
+    present(f"Sweep of {first}" + (f" against {second}" if second else ""), rows, tables(rows), draw, out, as_json)
+
+
+def _axis(policies: list[str], text: str, quick: bool) -> Axis:
+    """`a+b=1,2,3` as an axis, each value read as its knob reads it."""
+    from tacg.experiments.sweep import Axis
+    from tacg.policies import get_policy
+
+    knobs, equals, values = text.partition("=")
+    if not equals or not values:
+        raise TacgError(f"An axis must be written knob=value,value,…, got {text!r}.")
+    known = {name: knob for policy in policies for name, knob in get_policy(policy).knobs().items()}
+    words = values.split(",")[:: 2 if quick else 1]
+    names = tuple(knobs.split("+"))
+    parsed = [[parse_value(known, f"{name}={word}")[1] for word in words] for name in names]
+    return Axis(names, tuple(parsed[0]))

@@ -1,0 +1,116 @@
+"""Find a policy's knobs for a model and a task, or for prompts of your own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tacg.cli.common import (
+    DEFAULT_MODEL,
+    BatchSize,
+    Json,
+    Model,
+    Out,
+    Quick,
+    Seed,
+    load_model,
+    parse_settings,
+    print_json,
+    progress,
+    show_tables,
+)
+from tacg.errors import TacgError
+
+EPILOG = """[bold]Examples[/bold]
+
+tacg tune --task pocket-math --policy tacg --trials 40
+
+tacg tune --task pocket-math --no-labels                          agreement with one token a step instead of grades
+
+tacg tune --prompts mine.txt --model ./LLaDA-8B-Instruct --set gen_length=256      your own prompts, one a line
+
+tacg eval --task pocket-math --policy tacg:runs/tune/pocket-math.tacg.toml"""
+
+
+def main(
+    task: Annotated[str | None, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A file with a prompt a line; implies --no-labels.")] = None,
+    policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
+    only: Annotated[list[str] | None, typer.Option("--knob", "-k", help="Only these knobs; repeatable.")] = None,
+    trials: Annotated[int, typer.Option(help="Settings to try.", min=1)] = 40,
+    n: Annotated[int, typer.Option(help="Problems of the dev split a trial.", min=1)] = 100,
+    seed: Seed = 0,
+    labels: Annotated[bool, typer.Option("--labels/--no-labels", help="Grade answers, or only compare them.")] = True,
+    give: Annotated[float, typer.Option(help="Quality that speed may cost, as a share.", min=0, max=1)] = 0.01,
+    model: Model = DEFAULT_MODEL,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="Held fixed; repeatable.")
+    ] = None,
+    batch_size: BatchSize = 32,
+    out: Out = Path("runs/tune"),
+    quick: Quick = False,
+    as_json: Json = False,
+) -> None:
+    """Search knobs for quality and few steps; print the front, write a preset that every command takes."""
+    from tacg.experiments.grid import Sample
+    from tacg.experiments.rows import Ledger
+    from tacg.experiments.tune import (
+        by_agreement,
+        by_labels,
+        choose,
+        defaults,
+        front,
+        space_of,
+        table,
+        tune,
+        write_preset,
+    )
+    from tacg.tasks import get_task
+
+    if (task is None) == (prompts is None):
+        raise TacgError("Say what to tune on: either --task or --prompts.")
+    trials, n = (min(trials, 4), min(n, 8)) if quick else (trials, n)
+    fixed = parse_settings(policy, setting or [])
+    space = {name: values for name, values in space_of(policy, only or ()).items() if name not in fixed}
+    llm, ledger = load_model(model), Ledger(out / "rows.jsonl")
+    with progress("tuning", trials * n) as tick:
+        if prompts is None and labels:
+            judge = by_labels(llm, get_task(str(task)), policy, Sample(n, seed, "dev", batch_size), ledger, tick)
+            what = str(task)
+        else:
+            texts, decode, what = _texts(task, prompts, n, seed)
+            judge, n = by_agreement(llm, texts, policy, decode | fixed, ledger, tick, batch_size), len(texts)
+        rows = tune(
+            lambda knobs, name: judge(fixed | dict(knobs), name), space, trials, seed, [defaults(policy, space)]
+        )
+    chosen = choose(rows, give)
+    name = f"{what}.{policy.partition(':')[0]}{'' if prompts is None and labels else '.no-labels'}.toml"
+    about = f"tacg tune: {what}, model {model}, {trials} trials of {n}, seed {seed}, quality {chosen['quality']:.4f}, "
+    about += f"{chosen['steps']:.1f} steps"
+    preset = write_preset(out / name, policy, fixed | chosen["settings"], about)
+    if as_json:
+        keep = ("quality", "steps", "settings")
+        short = [{key: row[key] for key in keep} for row in front(rows)]
+        print_json({"front": short, "chosen": {key: chosen[key] for key in keep}, "preset": str(preset)})
+    else:
+        goal = "accuracy" if labels and prompts is None else "agreement with one token a step"
+        show_tables([table(rows, chosen, f"{what} · {policy} · the front of {trials} trials (quality: {goal})")])
+    typer.secho(f"preset: {preset}   use it as --policy {policy.partition(':')[0]}:{preset}", err=True)
+
+
+def _texts(task: str | None, prompts: Path | None, n: int, seed: int) -> tuple[list[str], dict[str, int], str]:
+    """Prompts without labels, the lengths to decode them with, and what to call them."""
+    from tacg.tasks import get_task
+
+    if prompts is None:
+        chosen = get_task(str(task))
+        return [problem.prompt for problem in chosen.problems("dev", n, seed)], dict(chosen.decode), str(task)
+    try:
+        texts = [line for line in prompts.read_text(encoding="utf-8").splitlines() if line.strip()][:n]
+    except OSError as error:
+        raise TacgError(f"The prompts {str(prompts)!r} cannot be read: {error}.") from None
+    if not texts:
+        raise TacgError(f"{prompts} holds no prompt.")
+    return texts, {}, prompts.stem

@@ -1,0 +1,236 @@
+"""The paper's Fig. 1: does a signal tell right proposals from wrong ones *beyond* what confidence tells?
+
+Every proposal of every step is a sample. It matches if it is the token that the reference answer has there, or the one
+that the decode ended with (then the proposals that are committed in that very step are left out: they match by
+definition). Signals of change (support, log ratio, KL) have no meaning at a position's first observation, which is left
+out for them. Proposals of one problem are not independent, so intervals resample whole problems.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tacg.engine.events import Finished, Step
+from tacg.experiments.evaluate import settings_of, surroundings
+from tacg.experiments.grid import Sample, Tick, fingerprint
+from tacg.experiments.rows import Ledger, Row, key_of
+from tacg.experiments.show import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from tacg.llm import LLM
+    from tacg.policies.probe import Probe
+    from tacg.tasks import Task
+
+    Array = NDArray[np.float64]
+    Mask = NDArray[np.bool_]
+
+CONFIDENCE = (0.2, 0.4, 0.6, 0.8, 0.9)
+# Signal -> inner edges of its bins.
+SIGNALS: dict[str, tuple[float, ...]] = {
+    "streak": (1.5, 2.5, 4.5),
+    "support": (0.0, 0.05, 0.15, 0.4),
+    "log_ratio": (0.0, 0.1, 0.3, 0.9),
+    "margin": (0.1, 0.3, 0.6, 0.9),
+    "entropy": (0.1, 0.5, 1.0, 2.0),
+    "kl": (0.001, 0.01, 0.1, 1.0),
+}
+OF_CHANGE = {"support", "log_ratio", "kl"}
+TARGETS = ("reference", "final")
+FIELDS = ("problem", "first", "committed", "confidence", *SIGNALS, *TARGETS)
+ROUNDS = 200
+
+
+def collect(llm: LLM, task: Task, policy: Probe, sample: Sample, tick: Tick | None = None) -> Array:
+    """Every proposal: float64 [proposals, FIELDS]. End-of-text padding is left out: it would drown the rest."""
+    problems = list(task.problems(sample.split, sample.n, sample.seed))
+    settings = settings_of(task, policy, {})
+    length, ends = settings["gen_length"], llm.model.spec.eos_ids
+    expected = [llm.tokenizer.encode(problem.answer) for problem in problems]
+    seen: dict[int, list[tuple[float, ...]]] = {}
+    found: list[tuple[float, ...]] = []
+    prompts = [problem.prompt for problem in problems]
+    for event in llm.stream(prompts, policy, batch_size=sample.batch_size, **settings):
+        if isinstance(event, Step):
+            mine = seen.setdefault(event.row, [])
+            known, written = {place for place, *_ in mine}, {commit.position for commit in event.committed}
+            mine.extend(
+                (
+                    each.position, each.token, each.position not in known, each.position in written, each.confidence,
+                    *(each.signals[name] for name in SIGNALS),
+                )
+                for each in event.proposals
+            )  # fmt: skip
+        elif isinstance(event, Finished):
+            final, wanted = event.output.tokens, expected[event.row] + [ends[0]] * length
+            stop = next((place for place, token in enumerate(final) if token in ends), len(final))
+            for place, token, *values in seen.pop(event.row):
+                if place < stop:
+                    found.append((event.row, *values, token == wanted[int(place)], token == final[int(place)]))
+            if tick is not None:
+                tick(task.name, task.grade(problems[event.row], event.output.text).correct)
+    return np.array(found, dtype=np.float64).reshape(-1, len(FIELDS))
+
+
+def diagnose(
+    llm: LLM, tasks: Sequence[Task], policy: Probe, sample: Sample, ledger: Ledger | None = None,
+    tick: Tick | None = None,
+) -> list[Row]:  # fmt: skip
+    """A row a task: match rates by confidence alone, by each signal within confidence, by support within both; AUCs."""
+    ledger = ledger or Ledger()
+    weights, rows = fingerprint(llm), []
+    for task in tasks:
+        facts: Row = {
+            "task": task.name, "model": llm.model.spec.name, "policy": policy.base.label, "weights": weights,
+            "n": sample.n, "seed": sample.seed, "split": sample.split, **surroundings(),
+        }  # fmt: skip
+        edges = {"confidence": CONFIDENCE, **SIGNALS}
+        key = key_of(diagnose=repr(task), probe=repr(policy), edges=edges, **facts)
+        row = ledger.get(key)
+        if row is None:
+            data = collect(llm, task, policy, sample, tick)
+            row = ledger.add(key, facts | {"proposals": len(data), "bins": list(bins(data)), "auc": aucs(data)})
+        rows.append(row)
+    return rows
+
+
+def column(data: Array, name: str) -> Array:
+    """One field of all proposals."""
+    return data[:, FIELDS.index(name)]
+
+
+def _usable(data: Array, target: str, signal: str) -> Mask:
+    """The proposals that can say something about a signal and a target."""
+    usable = np.ones(len(data), dtype=bool)
+    if target == "final":
+        usable &= column(data, "committed") == 0
+    if signal in OF_CHANGE:
+        usable &= column(data, "first") == 0
+    return usable
+
+
+def bins(data: Array) -> Iterator[Row]:
+    """Match rates with intervals, for every target, signal and bin that holds a proposal."""
+    level = np.digitize(column(data, "confidence"), CONFIDENCE)
+    place = {name: np.digitize(column(data, name), edges, right=True) for name, edges in SIGNALS.items()}
+    for target in TARGETS:
+        for number in range(len(CONFIDENCE) + 1):
+            inside = (level == number) & _usable(data, target, "confidence")
+            facts: Row = {"target": target, "confidence": number}
+            yield from _rate(data, inside, facts | {"signal": "confidence"})
+            for name, edges in SIGNALS.items():
+                usable = inside & _usable(data, target, name)
+                for step in range(len(edges) + 1):
+                    yield from _rate(data, usable & (place[name] == step), facts | {"signal": name, "bin": step})
+            usable = inside & _usable(data, target, "support")
+            for streak in range(len(SIGNALS["streak"]) + 1):
+                for step in range(len(SIGNALS["support"]) + 1):
+                    chosen = usable & (place["streak"] == streak) & (place["support"] == step)
+                    more = {"signal": "support given streak", "bin": step, "streak": streak}
+                    yield from _rate(data, chosen, facts | more)
+
+
+def _rate(data: Array, chosen: Mask, facts: Row) -> Iterator[Row]:
+    """The match rate of the chosen proposals; resamples that hold none of them say nothing."""
+    count = int(chosen.sum())
+    if not count:
+        return
+    size = int(column(data, "problem").max()) + 1
+    problem = column(data, "problem")[chosen].astype(int)
+    totals = np.bincount(problem, minlength=size)
+    hits = np.bincount(problem, column(data, facts["target"])[chosen], minlength=size)
+    drawn = _draws(size)
+    with np.errstate(invalid="ignore"):
+        rates = (drawn @ hits) / (drawn @ totals)
+    low, high = np.nanquantile(rates, [0.025, 0.975])
+    mean = float(column(data, "confidence")[chosen].mean())
+    yield facts | {
+        "count": count, "match": float(hits.sum() / count), "match_ci": [float(low), float(high)],
+        "mean_confidence": mean,
+    }  # fmt: skip
+
+
+def _draws(size: int) -> Array:
+    """How often each of `size` problems is drawn, in `ROUNDS` resamples [ROUNDS, size]; always the same ones."""
+    return np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), ROUNDS).astype(np.float64)
+
+
+def aucs(data: Array) -> dict[str, dict[str, list[float]]]:
+    """How well a signal orders right above wrong among proposals of like confidence (bins of 0.05): 0.5 is chance.
+
+    {target: {signal: [value, low, high]}}
+    """
+    problem = column(data, "problem").astype(int)
+    drawn = _draws(int(problem.max()) + 1)[: ROUNDS // 4] if len(data) else np.ones((0, 1))
+    made: dict[str, dict[str, list[float]]] = {target: {} for target in TARGETS}
+    for target in TARGETS:
+        for name in ("confidence", *SIGNALS):
+            keep = _usable(data, target, name)
+            hit, values = column(data, target)[keep] > 0, column(data, name)[keep]
+            level = np.minimum(column(data, "confidence")[keep] * 20, 19).astype(int)
+            weights = np.vstack([np.ones(len(drawn[0])), drawn])[:, problem[keep]]
+            scores = _auc(values, hit, level, weights)
+            low, high = np.nanquantile(scores[1:], [0.025, 0.975])
+            made[target][name] = [float(scores[0]), float(low), float(high)]
+    return made
+
+
+def _auc(values: Array, hit: Mask, level: Any, weights: Array) -> Array:
+    """Weighted AUC within levels, for each row of weights [R, n]: [R]. Ties count half."""
+    won, pairs = np.zeros(len(weights)), np.zeros(len(weights))
+    for number in np.unique(level):
+        right, wrong = np.flatnonzero((level == number) & hit), np.flatnonzero((level == number) & ~hit)
+        wrong = wrong[np.argsort(values[wrong])]
+        below = np.pad(np.cumsum(weights[:, wrong], axis=1), ((0, 0), (1, 0)))
+        left, until = (np.searchsorted(values[wrong], values[right], side) for side in ("left", "right"))
+        won += (weights[:, right] * (below[:, left] + below[:, until]) / 2).sum(axis=1)
+        pairs += weights[:, right].sum(axis=1) * below[:, -1]
+    return np.where(pairs > 0, won / np.maximum(pairs, 1e-300), 0.5)
+
+
+def bin_names(signal: str) -> list[str]:
+    """Names of a signal's bins."""
+    if signal == "streak":
+        return ["1", "2", "3-4", "5+"]
+    edges = CONFIDENCE if signal == "confidence" else SIGNALS[signal]
+    inner = [f"{low:g}-{high:g}" for low, high in pairwise(edges)]
+    return [f"<= {edges[0]:g}" if edges[0] else "0", *inner, f"> {edges[-1]:g}"]
+
+
+def tables(rows: Sequence[Row], target: str = "final", signals: Sequence[str] = ("streak", "support")) -> list[Table]:
+    """For each task: the AUC of every signal within confidence, and match rates by signal and confidence."""
+    made = []
+    for row in rows:
+        made.append(Table(
+            f"{row['task']}: how well a signal orders proposals of like confidence (AUC, 0.5 is chance)",
+            ("match with", *row["auc"]["final"]),
+            tuple((name, *(_interval(score) for score in row["auc"][name].values())) for name in TARGETS),
+        ))  # fmt: skip
+        for signal in signals:
+            lines = []
+            for level, name in enumerate(bin_names("confidence")):
+                mine = {
+                    each["bin"]: each for each in row["bins"]
+                    if (each["target"], each["signal"], each["confidence"]) == (target, signal, level)
+                }  # fmt: skip
+                lines.append((name, *(_percent(mine.get(number)) for number in range(len(bin_names(signal))))))
+            columns = (f"confidence \\ {signal}", *bin_names(signal))
+            made.append(Table(f"{row['task']}: match with the {target} token, %", columns, tuple(lines)))
+    return made
+
+
+def _interval(score: Sequence[float]) -> str:
+    return f"{score[0]:.2f} ({score[1]:.2f}…{score[2]:.2f})"
+
+
+def _percent(cell: Row | None) -> str:
+    if cell is None:
+        return ""
+    low, high = cell["match_ci"]
+    return f"{100 * cell['match']:.0f} ({100 * low:.0f}…{100 * high:.0f}) n={cell['count']}"

@@ -1,0 +1,59 @@
+"""A point against a whole frontier: what would the other policy need to get there, whatever its threshold?
+
+The frontier is the upper envelope of a policy's rows, with straight lines between its points: a threshold can be set
+anywhere between two that were measured. All rows are of the same problems, and intervals resample problems, for the
+point and the frontier together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from tacg.experiments.rows import Row
+
+    Array = NDArray[np.float64]
+
+
+def against_frontier(row: Row, base: Sequence[Row], rounds: int = 500) -> Row:
+    """Steps saved at equal accuracy (as a share) and accuracy gained at equal steps, with 95 % intervals.
+
+    Where the point is more accurate than the whole frontier, `saved` is measured against the frontier's best, which
+    understates it, and `beyond` is true.
+    """
+    rows = [row, *base]
+    right = np.array([[mark == "1" for mark in each["correct"]] for each in rows], dtype=np.float64)
+    steps = np.array([each["item_steps"] for each in rows], dtype=np.float64)
+    n = right.shape[1]
+    draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), rounds) / n
+    draws = np.vstack([np.full(n, 1 / n), draws])  # the first is the sample itself
+    found = np.array([_gains(accuracy, pace) for accuracy, pace in zip(draws @ right.T, draws @ steps.T, strict=True)])
+    low, high = np.quantile(found[1:], [0.025, 0.975], axis=0)
+    return {
+        "saved": float(found[0, 0]), "saved_ci": [float(low[0]), float(high[0])],
+        "gained": float(found[0, 1]), "gained_ci": [float(low[1]), float(high[1])],
+        "beyond": bool(row["accuracy"] > max(each["accuracy"] for each in base)),
+    }  # fmt: skip
+
+
+def _gains(accuracy: Array, steps: Array) -> tuple[float, float]:
+    """(share of steps saved, accuracy gained) of the first point over the frontier of the others."""
+    pace, height = envelope(steps[1:], accuracy[1:])
+    needed = float(np.interp(accuracy[0], height, pace))
+    return 1 - float(steps[0]) / needed, float(accuracy[0] - np.interp(steps[0], pace, height))
+
+
+def envelope(steps: Array, accuracy: Array) -> tuple[Array, Array]:
+    """The points that no other beats in both, fastest first: steps and accuracy, both rising."""
+    order = np.lexsort((-accuracy, steps))
+    kept: list[int] = []
+    for place in order:
+        if not kept or accuracy[place] > accuracy[kept[-1]]:
+            kept.append(int(place))
+    return steps[kept], accuracy[kept]

@@ -1,0 +1,113 @@
+"""Many evaluations, one after the other: each a cell with a name; what was done before is not done again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tacg.engine.request import resolve
+from tacg.experiments.evaluate import evaluate, settings_of
+from tacg.experiments.rows import Ledger, Row, key_of
+from tacg.experiments.stats import mcnemar, paired_bootstrap
+from tacg.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tacg.experiments.evaluate import Evaluation
+    from tacg.llm import LLM
+    from tacg.tasks import Task
+
+Tick = Callable[[str, bool], None]  # told the name of a cell and whether an item was right
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A policy on a task. `name` is its name in tables, `tags` are columns that the experiment adds to the row."""
+
+    task: Task
+    policy: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    tags: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Which problems are decoded: the first `n` of a split under a seed, `batch_size` rows together."""
+
+    n: int
+    seed: int = 0
+    split: str = "test"
+    batch_size: int = 32
+
+
+def run(
+    llm: LLM, cells: Iterable[Cell], sample: Sample, ledger: Ledger | None = None, tick: Tick | None = None
+) -> list[Row]:
+    """A row for each cell, in order. `tick` is told each cell's name and correctness, item by item."""
+    ledger = ledger or Ledger()
+    weights = fingerprint(llm)
+    rows = []
+    for cell in cells:
+        name = cell.name or cell.policy
+        policy, decode = resolve(cell.policy, settings_of(cell.task, cell.policy, cell.settings))
+        key = key_of(
+            task=repr(cell.task), policy=repr(policy), decode=repr(decode), weights=weights, version=__version__,
+            n=sample.n, seed=sample.seed, split=sample.split,
+        )  # fmt: skip
+        row = ledger.get(key)
+        if row is None:
+            told = (
+                (lambda item, name=name, task=cell.task: tick(f"{task.name} · {name}", item.correct)) if tick else None
+            )
+            made = evaluate(
+                llm, cell.task, cell.policy, n=sample.n, seed=sample.seed, split=sample.split,
+                batch_size=sample.batch_size, settings=dict(cell.settings), on_item=told,
+            )  # fmt: skip
+            row = ledger.add(key, made.row | by_item(made) | {"weights": weights})
+        elif tick is not None:
+            for mark in row["correct"]:
+                tick(f"{cell.task.name} · {name}", mark == "1")
+        rows.append({**row, "name": name, **cell.tags})
+    return rows
+
+
+def by_item(made: Evaluation) -> Row:
+    """What pairing and dynamics need of the items: correctness, steps, and mean commits at each step."""
+    longest = max(item.steps for item in made.items)
+    pace = [0] * longest
+    for item in made.items:
+        for step in item.commit_steps:
+            pace[step - 1] += 1
+    return {
+        "correct": "".join("1" if item.correct else "0" for item in made.items),
+        "item_steps": [item.steps for item in made.items],
+        "commits_by_step": [round(count / len(made.items), 4) for count in pace],
+    }
+
+
+def paired(row: Row, base: Row) -> Row:
+    """What a row changes over another one, problem by problem: differences with 95 % intervals, McNemar's p."""
+    ours, theirs = ([mark == "1" for mark in each["correct"]] for each in (row, base))
+    return {
+        "base": base["name"],
+        "accuracy_diff": row["accuracy"] - base["accuracy"],
+        "accuracy_diff_ci": list(paired_bootstrap(ours, theirs)),
+        "mcnemar_p": mcnemar(ours, theirs),
+        "steps_diff": row["steps"] - base["steps"],
+        "steps_diff_ci": list(paired_bootstrap(row["item_steps"], base["item_steps"])),
+    }
+
+
+def fingerprint(llm: LLM) -> str:
+    """Tells weights apart: a digest of a few values of every tensor, and of their type."""
+    digest = hashlib.sha256(llm.model.spec.name.encode())
+    for tensor in getattr(llm.model, "parameters", list)():
+        digest.update(str(tensor.dtype).encode())
+        digest.update(tensor.flatten()[:64].to("cpu", torch.float32).numpy().tobytes())
+    return digest.hexdigest()[:12]

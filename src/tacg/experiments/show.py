@@ -1,0 +1,89 @@
+"""Tables made from rows, once: printed in the terminal, written as Markdown, or put on a page with its pictures."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tacg.experiments.rows import Row
+
+PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>{{ title }}</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; margin: .5rem 0 1.5rem; font-variant-numeric: tabular-nums }
+th, td { padding: .2rem .9rem .2rem 0; text-align: right; border-bottom: 1px solid #eee }
+th:first-child, td:first-child { text-align: left }
+th { color: #777; font-weight: 500 }
+img { max-width: 100% }
+.note { color: #777 }
+@media (prefers-color-scheme: dark) {
+  body { background: #16181c; color: #ddd } th, td { border-color: #333 } img { background: #fff }
+}
+</style>
+<h1>{{ title }}</h1>
+{% for table in tables %}<h2>{{ table.title }}</h2>
+<table><tr>{% for column in table.columns %}<th>{{ column }}</th>{% endfor %}</tr>
+{% for line in table.lines %}<tr>{% for value in line %}<td>{{ value }}</td>{% endfor %}</tr>
+{% endfor %}</table>{% endfor %}
+{% for picture in pictures %}<p><img alt="{{ title }}" src="data:image/png;base64,{{ picture }}"></p>{% endfor %}
+<p class="note">{{ note }}</p></html>
+"""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A title, column names, and lines of text."""
+
+    title: str
+    columns: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """As a Markdown table under its title."""
+        rule = ["---", *["---:"] * (len(self.columns) - 1)]
+        body = "\n".join(f"| {' | '.join(line)} |" for line in (self.columns, rule, *self.lines))
+        return f"**{self.title}**\n\n{body}\n" if self.title else f"{body}\n"
+
+
+def write_page(path: Path, title: str, tables: Sequence[Table], pictures: Sequence[Path], note: str) -> Path:
+    """One HTML file with everything in it; it needs no network."""
+    from jinja2 import Environment
+
+    images = [base64.b64encode(picture.read_bytes()).decode() for picture in pictures]
+    text = Environment(autoescape=True).from_string(PAGE).render(title=title, tables=tables, pictures=images, note=note)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def accuracy(row: Row) -> str:
+    """Percent right, with its 95 % interval."""
+    low, high = row["accuracy_ci"]
+    return f"{100 * row['accuracy']:.1f} ({100 * low:.0f}…{100 * high:.0f})"
+
+
+def change(row: Row, name: str, scale: float = 1.0) -> str:
+    """A paired difference with its 95 % interval; nothing if the row was not paired."""
+    if row.get("base") is None:
+        return ""
+    low, high = (scale * edge for edge in row[f"{name}_diff_ci"])
+    return f"{scale * row[f'{name}_diff']:+.1f} ({low:+.1f}…{high:+.1f})"
+
+
+def provenance(rows: Sequence[Row]) -> str:
+    """What the numbers rest on, in one line: what differs between rows is listed, what a row lacks is left out."""
+    said = []
+    for name, phrase in (
+        ("model", "{}"), ("n", "n = {} a task"), ("seed", "seed {}"), ("split", "{} split"), ("dtype", "{}"),
+        ("hardware", "{}"), ("version", "tacg {}"),
+    ):  # fmt: skip
+        found = sorted({row[name] for row in rows if name in row})
+        if found:
+            said.append(phrase.format(", ".join(map(str, found))))
+    return " · ".join([*said, "brackets: 95 % intervals, Δ paired by problem"])

@@ -1,0 +1,313 @@
+"""Every experiment of the paper on one model, and the report that is drawn from their rows.
+
+Knobs are tuned on the dev split, sensitivity and signals are looked at there too; all else is measured on test
+problems.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tacg.experiments import ablate, diagnose, sweep, tune
+from tacg.experiments.frontier import against_frontier
+from tacg.experiments.grid import Cell, Sample, paired, run
+from tacg.experiments.picture import draw_dynamics, draw_frontier, draw_heat, draw_match
+from tacg.experiments.rows import Ledger, Row
+from tacg.experiments.show import Table, accuracy, change, provenance
+from tacg.policies import get_policy
+from tacg.policies.probe import Probe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from tacg.llm import LLM
+    from tacg.tasks import Task
+
+GATED = {"tacg": "confidence", "tacg+klass": "klass"}
+GIVES = (0.0, 0.02)  # what a tuned point may lose of the best dev accuracy
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How many problems: of the comparison, of the other tables, of a map's point; trials, and problems of a trial."""
+
+    test: int = 1000
+    part: int = 200
+    point: int = 50
+    trials: int = 30
+    trial: int = 60
+    thresholds: tuple[float, ...] = (0.6, 0.7, 0.8, 0.9, 0.95, 0.98)
+
+    @classmethod
+    def glance(cls) -> Scale:
+        """Enough to see that everything works."""
+        return cls(test=6, part=4, point=3, trials=4, trial=4, thresholds=(0.5, 0.9))
+
+
+@dataclass
+class Section:
+    """A part of the report: its heading, what it shows, what it rests on, and what was drawn for it."""
+
+    title: str
+    text: str
+    rows: Sequence[Row]
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Path] = ()
+
+    def markdown(self, report: Path) -> str:
+        """The section as text; pictures by their path from the report."""
+        pictures = [f"![{each.stem}]({os.path.relpath(each, report.parent)})\n" for each in self.pictures]
+        parts = [f"## {self.title}\n", f"{self.text}\n", *(table.markdown() for table in self.tables), *pictures]
+        return "\n".join([*parts, f"*{provenance(self.rows)}*\n"])
+
+
+@dataclass
+class Study:
+    """The experiments on some tasks. Rows go to one file under `home`; started again, the study goes on."""
+
+    llm: LLM
+    tasks: Sequence[Task]
+    scale: Scale
+    home: Path
+    bar: Callable[[str, int], Any]  # opens a progress bar of a title and a number of problems
+    seed: int = 0
+    batch_size: int = 32
+    trials: dict[str, list[Row]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def ledger(self) -> Ledger:
+        """All rows."""
+        return Ledger(self.home / "rows.jsonl")
+
+    def sample(self, n: int, split: str = "test") -> Sample:
+        """The first `n` problems of a split."""
+        return Sample(n, self.seed, split, self.batch_size)
+
+    def run(self, title: str, cells: Sequence[Cell], n: int, split: str = "test") -> list[Row]:
+        """Evaluate cells under one bar."""
+        with self.bar(title, n * len(cells)) as tick:
+            return run(self.llm, cells, self.sample(n, split), self.ledger, tick)
+
+    # -- tuning, on the dev split ----------------------------------------------------------------------------------
+
+    def tuned(self, task: Task, policy: str, *, labels: bool = True) -> list[Row]:
+        """The front of a search, looked at again on more problems: what was best by luck falls back."""
+        title = f"{task.name} · tuning {policy}" + ("" if labels else " without labels")
+        if title not in self.trials:
+            scale, space = self.scale, tune.space_of(policy)
+            with self.bar(title, scale.trials * scale.trial) as tick:
+                judge = self.judge(task, policy, labels, scale.trial, tick)
+                rows = tune.tune(judge, space, scale.trials, self.seed, [tune.defaults(policy, space)])
+            best = tune.front(rows)
+            with self.bar(f"{title}, second look", scale.part * len(best)) as tick:
+                judge = self.judge(task, policy, labels, scale.part, tick)
+                again = [judge(row["settings"], "again") | {"settings": row["settings"]} for row in best]
+            self.trials[title] = again
+        return self.trials[title]
+
+    def judge(self, task: Task, policy: str, labels: bool, n: int, tick: Any) -> tune.Judge:
+        """By accuracy, or by agreement with one token a step."""
+        if labels:
+            return tune.by_labels(self.llm, task, policy, self.sample(n, "dev"), self.ledger, tick)
+        prompts = [problem.prompt for problem in task.problems("dev", n, self.seed)]
+        return tune.by_agreement(self.llm, prompts, policy, task.decode, self.ledger, tick, self.batch_size)
+
+    def points(self, task: Task, policy: str) -> dict[float, dict[str, Any]]:
+        """Tuned settings from careful to fast, by what they may lose; written as presets too."""
+        found = {}
+        for give in GIVES:
+            chosen = tune.choose(self.tuned(task, policy), give)
+            about = f"{task.name}, dev quality {chosen['quality']:.3f}, {chosen['steps']:.1f} steps, may lose {give}"
+            tune.write_preset(self.preset(task, policy, give), policy, chosen["settings"], about)
+            found[give] = chosen["settings"]
+        return found
+
+    def preset(self, task: Task, policy: str, give: float) -> Path:
+        """The file of a tuned point."""
+        return self.home / f"{task.name}.{policy}.{give}.toml"
+
+    # -- the comparison, on the test split -------------------------------------------------------------------------
+
+    def comparison(self) -> Section:
+        """Tuned gates against the whole frontier of their base policy."""
+        rows: list[Row] = []
+        for policy, base in GATED.items():
+            n = self.scale.test if base == "confidence" else self.scale.part
+            cells = []
+            for task in self.tasks:
+                known = [{"threshold": threshold} for threshold in self.scale.thresholds]
+                if base != "confidence":  # more than a threshold to set: its tuned points belong to its frontier
+                    known += list(self.points(task, base).values())
+                tags = {"spec": base, "x_name": "the threshold or tuned knobs"}
+                cells += [Cell(task, base, knobs, _name(base, knobs), tags) for knobs in known]
+                tags = tags | {"spec": policy}
+                cells += [
+                    Cell(task, policy, knobs, f"{policy}, tuned, may lose {give}", tags)
+                    for give, knobs in self.points(task, policy).items()
+                ]
+            rows += self.run(f"comparison over {base}", cells, n)
+        rows = [self.judged(row, rows) for row in rows]
+        picture = draw_frontier(rows, self.home / "frontier.png")
+        return Section(
+            "TACG against the whole frontier", f"{COMPARISON}\n\n{verdict(rows)}", rows, versus(rows), [picture]
+        )
+
+    def judged(self, row: Row, rows: Sequence[Row]) -> Row:
+        """A gated row with what it gains over its base policy's frontier."""
+        if row["spec"] not in GATED:
+            return row
+        base = [each for each in rows if (each["task"], each["spec"]) == (row["task"], GATED[row["spec"]])]
+        return row | against_frontier(row, base)
+
+    # -- the rest --------------------------------------------------------------------------------------------------
+
+    def parts(self) -> Section:
+        """Table 3, Fig. 5 and Table 5: what each part of the gate does, at the faster tuned point."""
+        rows: list[Row] = []
+        for task in self.tasks:
+            gates = []
+            for policy in GATED:
+                self.points(task, policy)
+                gates.append(f"{policy}:{self.preset(task, policy, GIVES[-1])}")
+            with self.bar(f"{task.name} · parts", 4 * len(gates) * self.scale.part) as tick:
+                rows += ablate.ablate(
+                    self.llm, [task], gates, self.sample(self.scale.part), ledger=self.ledger, tick=tick
+                )
+        picture = draw_dynamics(rows, self.home / "dynamics.png")
+        return Section("What each part does", PARTS, rows, ablate.tables(rows), [picture])
+
+    def maps(self) -> Section:
+        """Figs. 3 and 4 on the dev split."""
+        pictures, every = [], []
+        for name, x, y in (
+            ("fig3", ("support_lambda", (0.0, 0.05, 0.5, 2.0)), ("tau_floor", (0.5, 0.7, 0.9))),
+            ("fig4", ("m_base+m_extra", (1, 2, 3, 4)), ("beta", (0.0, 0.5, 0.95))),
+        ):
+            across, up = (sweep.Axis(tuple(knobs.split("+")), values) for knobs, values in (x, y))
+            points = len(across.values) * len(up.values) * len(self.tasks)
+            with self.bar(f"map {name}", points * self.scale.point) as tick:
+                sample = self.sample(self.scale.point, "dev")
+                rows = sweep.sweep(self.llm, self.tasks, ["tacg"], across, up, sample, None, self.ledger, tick)
+            pictures.append(draw_heat(rows, self.home / f"{name}.png"))
+            every += rows
+        return Section("Sensitivity", MAPS, every, pictures=pictures)
+
+    def signals(self) -> Section:
+        """Fig. 1 and beyond: which signal tells right from wrong among proposals of like confidence."""
+        probe = Probe(base=get_policy("schedule"))
+        with self.bar("signals", self.scale.point * len(self.tasks)) as tick:
+            sample = self.sample(self.scale.point, "dev")
+            rows = diagnose.diagnose(self.llm, self.tasks, probe, sample, self.ledger, tick)
+        pictures = [draw_match(rows, self.home / f"match-{target}.png", target) for target in diagnose.TARGETS]
+        return Section("Which signal carries what", SIGNALS, rows, diagnose.tables(rows, "reference"), pictures)
+
+    def longer(self) -> Section:
+        """Table 4: answers of twice the length, with the knobs tuned for the usual one."""
+        cells = []
+        for task in self.tasks:
+            knobs = {policy: self.points(task, policy)[GIVES[-1]] for policy in ("confidence", "tacg")}
+            for times in (1, 2):
+                length = {"gen_length": times * task.decode["gen_length"]}
+                tags = {"length": length["gen_length"]}
+                cells += [Cell(task, policy, mine | length, policy, tags) for policy, mine in knobs.items()]
+        rows = self.run("twice the length", cells, self.scale.part)
+        bases = {(row["task"], row["length"]): row for row in rows if row["name"] == "confidence"}
+        lines = []
+        for row in rows:
+            mine = row if row["name"] == "confidence" else row | paired(row, bases[row["task"], row["length"]])
+            lines.append((
+                row["task"], str(row["length"]), row["name"], accuracy(row), f"{row['steps']:.1f}", f"{row['tpf']:.2f}",
+                change(mine, "accuracy", 100), change(mine, "steps"),
+            ))  # fmt: skip
+        columns = ("task", "length", "decoder", "accuracy %", "steps", "TPF", "Δ accuracy", "Δ steps")
+        return Section("Twice the length", LONGER, rows, [Table("", columns, tuple(lines))])
+
+    def labels(self) -> Section:
+        """Tuning without labels next to tuning with them, both measured on test problems."""
+        cells = []
+        for task in self.tasks:
+            blind = tune.choose(self.tuned(task, "tacg", labels=False), GIVES[-1])["settings"]
+            cells.append(Cell(task, "confidence", {}, "confidence, defaults"))
+            cells.append(Cell(task, "tacg", {}, "tacg, defaults"))
+            cells.append(Cell(task, "tacg", self.points(task, "tacg")[GIVES[-1]], "tacg, tuned with labels"))
+            cells.append(Cell(task, "tacg", blind, "tacg, tuned without labels"))
+        rows = self.run("tuning compared", cells, self.scale.part)
+        bases = {row["task"]: row for row in rows if row["name"] == "confidence, defaults"}
+        lines = []
+        for row in rows:
+            mine = row if row is bases[row["task"]] else row | paired(row, bases[row["task"]])
+            lines.append((
+                row["task"], row["name"], accuracy(row), f"{row['steps']:.1f}", change(mine, "accuracy", 100),
+                change(mine, "steps"),
+            ))  # fmt: skip
+        columns = ("task", "knobs", "accuracy %", "steps", "Δ accuracy", "Δ steps")
+        return Section("Tuning without labels", LABELS, rows, [Table("", columns, tuple(lines))])
+
+    def report(self, path: Path) -> Path:
+        """Run what is missing and write the report; pictures lie beside the rows."""
+        made = [part() for part in (self.comparison, self.parts, self.signals, self.maps, self.longer, self.labels)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join([INTRODUCTION, *(section.markdown(path) for section in made)]), encoding="utf-8")
+        return path
+
+
+def verdict(rows: Sequence[Row]) -> str:
+    """One sentence for each gated point: where it helps and where not."""
+    lines = []
+    for row in (row for row in rows if "saved" in row):
+        share, points = 100 * row["saved"], 100 * row["gained"]
+        (low, high), (least, most) = ([100 * edge for edge in row[name]] for name in ("saved_ci", "gained_ci"))
+        better = low > 0 or least > 0
+        worse = high < 0 or most < 0
+        lines.append(
+            f"- {row['task']}, {row['name']}: {'helps' if better else 'hurts' if worse else 'no clear difference'}. "
+            f"Steps saved at equal accuracy {share:+.1f} % ({low:+.1f}…{high:+.1f}), "
+            f"accuracy gained at equal steps {points:+.1f} ({least:+.1f}…{most:+.1f})"
+            + ("; more accurate than every point of the frontier." if row["beyond"] else ".")
+        )
+    return "\n".join(lines)
+
+
+def versus(rows: Sequence[Row]) -> list[Table]:
+    """Every row of the comparison, a table a task."""
+    columns = ("decoder", "accuracy %", "steps", "TPF", "s", "n")
+    return [
+        Table(task, columns, tuple(
+            (
+                row["name"], accuracy(row), f"{row['steps']:.1f}", f"{row['tpf']:.2f}", f"{row['seconds']:.0f}",
+                str(row["n"]),
+            )
+            for row in rows if row["task"] == task
+        ))
+        for task in dict.fromkeys(row["task"] for row in rows)
+    ]  # fmt: skip
+
+
+def _name(policy: str, knobs: dict[str, Any]) -> str:
+    return f"{policy} {knobs['threshold']}" if list(knobs) == ["threshold"] else f"{policy}, tuned"
+
+
+INTRODUCTION = """# Results
+
+Every figure and table here is drawn from rows by `tacg report`; nothing is typed in. Knobs were tuned on the dev split.
+"""
+COMPARISON = """Each gated policy was tuned on the dev split, twice: to lose nothing of the best dev accuracy, and to
+lose at most two points. It is held against the frontier of its base policy on the same test problems: the measured
+thresholds and straight lines between them (for KLASS with its own tuned points). The frontier is picked on the test
+problems themselves, the gated points are not, which favours the baseline. Intervals resample problems."""
+PARTS = """At the faster tuned point. Baseline: the base policy with the very threshold of that point, which was tuned
+together with the gate, so that it need not be the base policy's best. HG only: no promotions. TILG only: no
+persistence."""
+SIGNALS = """Every proposal of every step while one token a step is committed. AUC: among proposals of like confidence,
+how often a right one has the higher value than a wrong one. Match is with the token of the reference answer, which on
+tasks with free wording counts another good wording as wrong."""
+MAPS = """Support weight against floor (the paper's Fig. 3), gate length against EMA decay (Fig. 4); dev split."""
+LONGER = """The tuned knobs of the usual length, for answers of that length and of twice it (the paper's Table 4);
+both policies tuned on the dev split."""
+LABELS = """Knobs found by accuracy on the dev split, and by likeness to what one token a step writes on the same
+prompts without looking at any answer. Both may lose two points of the best, but of different measures. Δ to
+confidence with its default threshold."""

@@ -1,0 +1,62 @@
+"""Any knobs over any values: two of them give heat maps (the paper's Figs. 3 and 4), one gives a frontier a policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tacg.experiments.compare import takes
+from tacg.experiments.grid import Cell, Sample, run
+from tacg.experiments.show import Table, accuracy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tacg.experiments.grid import Tick
+    from tacg.experiments.rows import Ledger, Row
+    from tacg.llm import LLM
+    from tacg.tasks import Task
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Knobs that move together, and the values they take."""
+
+    knobs: tuple[str, ...]
+    values: tuple[Any, ...]
+
+    @property
+    def label(self) -> str:
+        """The knobs, as they were asked for."""
+        return "+".join(self.knobs)
+
+    def at(self, value: Any) -> dict[str, Any]:
+        """The settings of one value."""
+        return dict.fromkeys(self.knobs, value)
+
+
+def sweep(
+    llm: LLM, tasks: Sequence[Task], policies: Sequence[str], x: Axis, y: Axis | None, sample: Sample,
+    settings: Mapping[str, Any] | None = None, ledger: Ledger | None = None, tick: Tick | None = None,
+) -> list[Row]:  # fmt: skip
+    """A row for every task, policy and pair of values; `x` and `y` are columns of the rows."""
+    cells = []
+    for task in tasks:
+        for policy in policies:
+            for first in x.values:
+                for second in y.values if y else (None,):
+                    point = {**(settings or {}), **x.at(first), **(y.at(second) if y else {})}
+                    tags = {"x": first, "y": second, "x_name": x.label, "y_name": y.label if y else None}
+                    name = f"{policy} {x.label}={first}" + (f" {y.label}={second}" if y else "")
+                    cells.append(Cell(task, policy, takes(policy, point), name, {**tags, "spec": policy}))
+    return run(llm, cells, sample, ledger, tick)
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """A table a task: every point, the most accurate first."""
+    made = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        mine = sorted((row for row in rows if row["task"] == task), key=lambda row: (-row["accuracy"], row["steps"]))
+        lines = [(row["name"], accuracy(row), f"{row['steps']:.1f}", f"{row['tpf']:.2f}") for row in mine]
+        made.append(Table(task, ("point", "accuracy %", "steps", "TPF"), tuple(lines)))
+    return made

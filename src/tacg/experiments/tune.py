@@ -1,0 +1,205 @@
+"""Find a policy's knobs: many trials on the dev split, two goals (quality and steps), the front of the best trade-offs.
+
+Quality is accuracy where answers can be graded. Without labels it is agreement with decoding one token a step, which is
+the best that the model can do by itself and needs nothing but prompts. Needs the extra `tune`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tacg.engine.request import Decode, resolve
+from tacg.errors import TacgError, unknown
+from tacg.experiments.evaluate import surroundings
+from tacg.experiments.grid import Cell, Sample, Tick, fingerprint, run
+from tacg.experiments.rows import Ledger, Row, key_of
+from tacg.experiments.show import Table
+from tacg.policies import get_policy
+from tacg.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    import optuna
+
+    from tacg.llm import LLM
+    from tacg.tasks import Task
+    from tacg.types import Output
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values to try: a list, or everything from low to high (whole numbers if both are; `log`: evenly in the log)."""
+
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    choices: tuple[Any, ...] = ()
+
+    def suggest(self, trial: optuna.Trial, name: str) -> Any:
+        """A value for this trial."""
+        if self.choices:
+            return trial.suggest_categorical(name, self.choices)
+        if isinstance(self.low, int) and isinstance(self.high, int):
+            return trial.suggest_int(name, self.low, self.high)
+        return round(trial.suggest_float(name, self.low, self.high, log=self.log), 4)
+
+
+SPACE: dict[str, Range] = {
+    "threshold": Range(0.5, 0.99),
+    "kl_threshold": Range(1e-3, 1.0, log=True),
+    "history": Range(1, 3),
+    "w": Range(0.0, 1.0),
+    "beta": Range(0.3, 0.98),
+    "support_lambda": Range(0.01, 2.0, log=True),
+    "tau_floor": Range(0.3, 0.95),
+    "tau_escape": Range(0.8, 1.0),
+    "m_base": Range(1, 4),
+    "m_extra": Range(1, 4),
+    "k_extra": Range(0, 6),
+    "observe": Range(choices=("block", "sequence")),
+}
+
+
+def space_of(policy: str, only: Sequence[str] = ()) -> dict[str, Range]:
+    """The knobs to search: those of `SPACE` that the policy or the decode has, or only the named ones."""
+    known = {**Decode().knobs(), **get_policy(policy).knobs()}
+    for name in only:
+        if name not in known or name not in SPACE:
+            raise unknown("knob to tune", name, [each for each in SPACE if each in known])
+    gated = "k_extra" in known  # where trajectories are followed matters to gated policies only
+    return {
+        name: values for name, values in SPACE.items()
+        if name in known and (name in only if only else gated or name != "observe")
+    }  # fmt: skip
+
+
+class Judge(Protocol):
+    """Gives settings a row with `quality` and `steps`."""
+
+    def __call__(self, settings: Mapping[str, Any], name: str) -> Row:
+        """Decode with these settings; `name` is for the progress bar."""
+
+
+def by_labels(llm: LLM, task: Task, policy: str, sample: Sample, ledger: Ledger, tick: Tick | None = None) -> Judge:
+    """Quality is accuracy on the task."""
+
+    def judge(settings: Mapping[str, Any], name: str) -> Row:
+        (row,) = run(llm, [Cell(task, policy, settings, name)], sample, ledger, tick)
+        return row | {"quality": row["accuracy"]}
+
+    return judge
+
+
+def by_agreement(
+    llm: LLM, prompts: Sequence[str], policy: str, decode: Mapping[str, Any], ledger: Ledger, tick: Tick | None = None,
+    batch_size: int = 32,
+) -> Judge:  # fmt: skip
+    """Quality is how much the answers are like those of one token a step; no labels are looked at."""
+    lengths: dict[str, Any] = {"early_stop": False, **decode}
+    weights, asked = fingerprint(llm), list(prompts)
+    shape = {name: lengths[name] for name in ("gen_length", "block_length", "suppress") if name in lengths}
+    careful = [llm.text(output.tokens) for output in llm.generate(asked, "schedule", batch_size=batch_size, **shape)]
+
+    def judge(settings: Mapping[str, Any], name: str) -> Row:
+        made = resolve(policy, {**lengths, **settings})
+        key = key_of(agreement=asked, decode=repr(made), weights=weights, version=__version__)
+        row = ledger.get(key)
+        if row is None:
+            shares, steps = [0.0] * len(asked), [0] * len(asked)
+
+            def keep(number: int, output: Output) -> None:
+                shares[number], steps[number] = likeness(llm.text(output.tokens), careful[number]), output.steps
+                if tick is not None:
+                    tick(name, shares[number] == 1)
+
+            llm.generate(asked, policy, batch_size=batch_size, on_output=keep, **{**lengths, **settings})
+            row = {"policy": made[0].label, "model": llm.model.spec.name, "n": len(asked), "weights": weights}
+            row |= {"quality": sum(shares) / len(shares), "steps": sum(steps) / len(steps), **surroundings()}
+            row = ledger.add(key, row)
+        elif tick is not None:
+            for _ in asked:
+                tick(name, row["quality"] == 1)
+        return row
+
+    return judge
+
+
+def likeness(ours: str, theirs: str) -> float:
+    """1 for the same text, 0 for nothing in common: the share of words in common runs, wherever these stand."""
+    return SequenceMatcher(None, ours.split(), theirs.split(), autojunk=False).ratio()
+
+
+def tune(
+    judge: Judge, space: Mapping[str, Range], trials: int, seed: int = 0, first: Sequence[Mapping[str, Any]] = ()
+) -> list[Row]:
+    """Try `trials` settings, `first` ones first; all rows, each with its settings. The same seed tries the same."""
+    try:
+        import optuna
+    except ImportError:
+        raise TacgError("Tuning needs Optuna: pip install 'tacg[tune]'.") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=max(8, trials // 4))
+    study = optuna.create_study(directions=["maximize", "minimize"], sampler=sampler)
+    for start in first:
+        study.enqueue_trial(dict(start), skip_if_exists=True)
+    rows = []
+    for number in range(trials):
+        trial = study.ask()
+        settings = {name: values.suggest(trial, name) for name, values in space.items()}
+        row = judge(settings, f"trial {number + 1}")
+        study.tell(trial, [row["quality"], row["steps"]])
+        rows.append(row | {"settings": settings})
+    return rows
+
+
+def front(rows: Sequence[Row]) -> list[Row]:
+    """The rows that none beats in both quality and steps, fastest first."""
+    best, kept = -math.inf, []
+    for row in sorted(rows, key=lambda row: (row["steps"], -row["quality"])):
+        if row["quality"] > best:
+            best = row["quality"]
+            kept.append(row)
+    return kept
+
+
+def choose(rows: Sequence[Row], give: float = 0.01) -> Row:
+    """The fastest row whose quality is at most `give` below the best."""
+    best = max(row["quality"] for row in rows)
+    return min((row for row in rows if row["quality"] >= best - give), key=lambda row: (row["steps"], -row["quality"]))
+
+
+def table(rows: Sequence[Row], chosen: Row, title: str) -> Table:
+    """The front, with the chosen point marked."""
+    lines = [
+        (
+            "*" if row is chosen else "", f"{100 * row['quality']:.1f}", f"{row['steps']:.1f}",
+            " ".join(f"{name}={value}" for name, value in row["settings"].items()),
+        )
+        for row in front(rows)
+    ]  # fmt: skip
+    return Table(title, ("", "quality %", "steps", "knobs"), tuple(lines))
+
+
+def write_preset(path: Path, policy: str, settings: Mapping[str, Any], about: str) -> Path:
+    """A preset file with everything that is not a default: spelled `name:path.toml`, every command starts from it."""
+    made, decode = resolve(policy, dict(settings))
+    lines = [f"# {about}", f'policy = "{policy.partition(":")[0]}"', ""]
+    for part, knobs, values in (("knobs", made.knobs(), made.values()), ("decode", decode.knobs(), decode.values())):
+        changed = {name: value for name, value in values.items() if value != knobs[name].default and value is not None}
+        lines += [f"[{part}]", *(f"{name} = {json.dumps(value)}" for name, value in changed.items()), ""]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def defaults(policy: str, space: Mapping[str, Range]) -> dict[str, Any]:
+    """The policy's own settings, as far as they are searched: a good first trial."""
+    made, decode = resolve(policy, {})
+    values = {**decode.values(), **made.values()}
+    return {name: values[name] for name in space}

@@ -1,0 +1,52 @@
+"""Decide as another policy does, and measure everything on the way. For traces and diagnosis, not for speed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from tacg.gate import GateConfig, persistence, temporal_support
+from tacg.policies.base import State, Wrapper
+from tacg.types import Contrast, Decision, Needs
+
+if TYPE_CHECKING:
+    from tacg.types import Signals
+
+PAPER = GateConfig()
+
+
+@dataclass(frozen=True)
+class Probe(Wrapper):
+    """The base policy's decisions with every signal beside them: streak, support, log ratio, margin, entropy, KL."""
+
+    name: ClassVar[str] = "probe"
+
+    @property
+    def label(self) -> str:
+        """The base policy's: nothing is decided here."""
+        return self.base.label
+
+    @property
+    def needs(self) -> Needs:
+        """All signals; the contrast is the base policy's if it has one, else the paper's."""
+        contrast = self.base.needs.contrast or Contrast(PAPER.w, PAPER.beta)
+        return self.base.needs | Needs("margin", "entropy", "kl", "reference", "readout", contrast=contrast)
+
+    def start(self, rows: int, width: int, device: torch.device) -> State:
+        """tokens and streak int64 [rows, width]; base: the wrapped policy's state."""
+        board = torch.zeros(rows, width, dtype=torch.int64, device=device)
+        return {"tokens": board, "streak": board, "base": self.base.start(rows, width, device)}
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """The base policy's decision, annotated."""
+        below, base_state = self.base.decide(signals, state["base"])
+        streak = persistence(signals, state["tokens"], state["streak"])
+        notes = {
+            "streak": streak,
+            "support": temporal_support(signals, PAPER),
+            "log_ratio": temporal_support(signals, GateConfig(support="log_ratio", gamma=1e9)),
+        }
+        decision = Decision(below.base, below.rank, below.extra, below.pace, {**below.notes, **notes})
+        return decision, {"tokens": signals.token, "streak": streak, "base": base_state}
