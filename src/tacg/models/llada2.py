@@ -154,7 +154,7 @@ class Router(nn.Module):
         config = self.config
         score = F.linear(x.float(), self.weight.float()).sigmoid()
         wish = score + self.expert_bias.float()
-        group = wish.unflatten(1, (config.groups, -1))
+        group = wish.view(len(x), config.groups, -1)
         best = group.topk(min(2, group.shape[2]), dim=2).values.sum(dim=2).topk(config.kept_groups, dim=1).indices
         kept = torch.zeros(group.shape[:2], dtype=torch.bool, device=x.device).scatter_(1, best, True)
         wish = group.masked_fill(~kept[:, :, None], -torch.inf).flatten(1)
