@@ -19,7 +19,7 @@ from tacg.models.tiny import random_model
 from tacg.policies import get_policy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from tacg.experiments.rows import Row
     from tacg.models.loading import Network
@@ -34,15 +34,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         "n_group": 4, "topk_group": 2,
     },
 }  # fmt: skip
-SMALL: dict[str, dict[str, Any]] = {"llada": {}, "llada2": {}}  # the tiny shapes
 
 
-def measure(
-    prompts: Sequence[int], gen_length: int, *, quick: bool = False, tick: Callable[[str], None] | None = None
-) -> Iterator[Row]:
-    """A row for every family, prompt length and mode."""
+def measure(prompts: Sequence[int], gen_length: int, *, quick: bool = False) -> Iterator[Row]:
+    """A row for every family, prompt length and mode; `quick` takes tiny models."""
     for family, modes in MODES.items():
-        shape = (SMALL if quick else SHAPES)[family]
+        shape = {} if quick else SHAPES[family]
         longest = {"max_sequence_length" if family == "llada" else "max_position_embeddings": max(prompts) + gen_length}
         model = random_model(family, **shape, **longest)
         parameters = sum(each.numel() for each in model.parameters())
@@ -56,8 +53,6 @@ def measure(
                     "tokens_a_step": A_STEP, "parameters": parameters, "ms_per_token": 1e3 * seconds / gen_length,
                     "times_faster": baseline / seconds, "baseline": "none", **surroundings(),
                 }  # fmt: skip
-                if tick is not None:
-                    tick(f"{family} · prompt {prompt} · {mode}")
 
 
 def _seconds(model: Network, mode: str, prompt: int, gen_length: int) -> float:

@@ -86,4 +86,6 @@ def provenance(rows: Sequence[Row]) -> str:
         found = sorted({row[name] for row in rows if name in row})
         if found:
             said.append(phrase.format(", ".join(map(str, found))))
-    return " · ".join([*said, "brackets: 95 % intervals, Δ paired by problem"])
+    if any("accuracy" in row for row in rows):
+        said.append("brackets: 95 % intervals, Δ paired by problem")
+    return " · ".join(said)

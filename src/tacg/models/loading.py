@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
+import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,17 +136,33 @@ def _fill(model: Network, directory: Path, dtype: torch.dtype, device: torch.dev
                     continue
                 target, expert, size = places[name]
                 kind = torch.float32 if target.endswith("expert_bias") else dtype
+                source = shard.get_tensor(name)
                 if expert is None:
-                    found[target] = shard.get_tensor(name).to(device=device, dtype=kind)
+                    found[target] = source.to(device=device, dtype=kind)
                 else:
                     if target not in found:
                         found[target] = torch.empty(wanted[target].shape, dtype=kind, device=device)
-                    found[target][expert] = shard.get_tensor(name)
+                    found[target][expert] = source
+                if found[target].data_ptr() != source.data_ptr():
+                    _let_go(source)
                 done += size
                 if tell is not None:
                     tell(done, total)
     model.load_state_dict(found, assign=True)
     model.requires_grad_(False)
+
+
+def _let_go(copied: Tensor) -> None:
+    """Give back the memory behind a tensor of a mapped file that was copied: the map itself lives as long as any of it.
+
+    Only whole pages inside the tensor; on systems without `madvise` nothing happens.
+    """
+    page = mmap.PAGESIZE
+    start = -(-copied.data_ptr() // page) * page
+    size = (copied.data_ptr() + copied.nbytes) // page * page - start
+    with contextlib.suppress(AttributeError, OSError):
+        if size > 0:
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
 def _places(model: Network, directory: Path) -> dict[str, tuple[str, int | None, int]]:
