@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tacg.models.fields import Fields
-from tacg.models.layers import FeedForward, RmsNorm, Rows, steady
+from tacg.models.layers import FeedForward, QwenLayer, RmsNorm, Rows, denoise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,23 +75,6 @@ class Attention(nn.Module):
         return mixed
 
 
-class Layer(nn.Module):
-    """Attention and feed-forward, each behind a norm."""
-
-    def __init__(self, config: DreamConfig) -> None:
-        super().__init__()
-        self.input_layernorm = RmsNorm(config.width, config.norm_eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = RmsNorm(config.width, config.norm_eps)
-        self.mlp = FeedForward(config.width, config.inner)
-
-    def forward(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
-        """[N, D] -> [N, D]."""
-        x = x + self.self_attn(layer, self.input_layernorm(x), rows)
-        fed: Tensor = self.mlp(self.post_attention_layernorm(x))
-        return x + fed
-
-
 class Dream(nn.Module):
     """The network; module names spell the checkpoint's tensor names, which are Qwen2's."""
 
@@ -104,7 +87,10 @@ class Dream(nn.Module):
         self.model = nn.ModuleDict(
             {
                 "embed_tokens": nn.Embedding(config.table_size, config.width),
-                "layers": nn.ModuleList(Layer(config) for _ in range(config.layers)),
+                "layers": nn.ModuleList(
+                    QwenLayer(config.width, config.norm_eps, Attention(config), FeedForward(config.width, config.inner))
+                    for _ in range(config.layers)
+                ),
                 "norm": RmsNorm(config.width, config.norm_eps),
             }
         )
@@ -117,15 +103,10 @@ class Dream(nn.Module):
 
     def forward(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Logits [P, V] at `select` (see `Denoiser`). A row's first position has no prediction and reads its own."""
-        count = len(select)
         first = torch.tensor([0, *(len(span) for span in spans)], device=tokens.device).cumsum(0)
         select = torch.where(torch.isin(select, first), select, select - 1)
-        tokens, spans, select = steady(tokens, spans, select)
         parts: Any = self.model
-        head_dim = self.config.width // self.config.heads
-        rows = Rows(spans, head_dim, self.config.rope_theta, tokens.device, wide=False)
-        x = parts["embed_tokens"](tokens)
-        for layer, block in enumerate(parts["layers"]):
-            x = block(layer, x, rows)
-        logits: Tensor = self.lm_head(parts["norm"](x[select]))
-        return logits[:count]
+        return denoise(
+            tokens, spans, select, embed=parts["embed_tokens"], layers=parts["layers"], norm=parts["norm"],
+            head=self.lm_head.weight, rotary=self.config.width // self.config.heads, theta=self.config.rope_theta,
+        )  # fmt: skip

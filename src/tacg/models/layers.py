@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tacg.models.base import Span
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from tacg.models.base import Span
 
 # Below this many rows the matrix library takes another code path, with other rounding.
 STEADY_ROWS = 16
@@ -106,16 +106,41 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> T
     return mixed.transpose(1, 2).flatten(2)
 
 
-def steady(tokens: Tensor, spans: Sequence[Span], select: Tensor) -> tuple[Tensor, Sequence[Span], Tensor]:
-    """Fill very small batches up with a row that nobody reads, so that rounding does not depend on their size."""
-    from tacg.models.base import Span
+def denoise(
+    tokens: Tensor, spans: Sequence[Span], select: Tensor, *, embed: nn.Module, layers: nn.Module, norm: nn.Module,
+    head: Tensor, rotary: int, theta: float, wide: bool = False, block: int | None = None,
+) -> Tensor:  # fmt: skip
+    """The way of every family: embed, pass the layers, norm, and logits [P, V] at `select` (see `Denoiser`, `Rows`).
 
-    missing = STEADY_ROWS - tokens.shape[0]
+    Very small batches are filled up with a row that nobody reads, so that rounding does not depend on their size.
+    """
+    count, missing = len(select), STEADY_ROWS - len(tokens)
     if missing > 0:
         tokens, spans = F.pad(tokens, (0, missing)), [*spans, Span(0, missing, missing)]
-    if len(select) < STEADY_ROWS:
-        select = F.pad(select, (0, STEADY_ROWS - len(select)))
-    return tokens, spans, select
+    if count < STEADY_ROWS:
+        select = F.pad(select, (0, STEADY_ROWS - count))
+    rows = Rows(spans, rotary, theta, tokens.device, wide=wide, block=block)
+    x = embed(tokens)
+    for number, layer in enumerate(layers.children()):
+        x = layer(number, x, rows)
+    return F.linear(norm(x[select]), head)[:count]
+
+
+class QwenLayer(nn.Module):
+    """Attention and feed-forward, each behind a norm, under Qwen's names."""
+
+    def __init__(self, width: int, eps: float, attention: nn.Module, feed_forward: nn.Module) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(width, eps)
+        self.self_attn = attention
+        self.post_attention_layernorm = RmsNorm(width, eps)
+        self.mlp = feed_forward
+
+    def forward(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
+        """[N, D] -> [N, D]."""
+        x = x + self.self_attn(layer, self.input_layernorm(x), rows)
+        fed: Tensor = self.mlp(self.post_attention_layernorm(x))
+        return x + fed
 
 
 class FeedForward(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacg.models.fields import Fields
-from tacg.models.layers import RmsNorm, Rows, steady
+from tacg.models.layers import RmsNorm, Rows, denoise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -128,13 +128,9 @@ class Llada(nn.Module):
 
     def forward(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Logits [P, V] at `select` (see `Denoiser`)."""
-        count = len(select)
-        tokens, spans, select = steady(tokens, spans, select)
         parts: Any = self.model["transformer"]
-        head_dim = self.config.d_model // self.config.n_heads
-        rows = Rows(spans, head_dim, self.config.rope_theta, tokens.device, wide=True)
-        x = parts["wte"](tokens)
-        for layer, block in enumerate(parts["blocks"]):
-            x = block(layer, x, rows)
-        head = parts["wte"] if self.config.tied else parts["ff_out"]
-        return F.linear(parts["ln_f"](x[select]), head.weight)[:count]
+        return denoise(
+            tokens, spans, select, embed=parts["wte"], layers=parts["blocks"], norm=parts["ln_f"],
+            head=(parts["wte"] if self.config.tied else parts["ff_out"]).weight,
+            rotary=self.config.d_model // self.config.n_heads, theta=self.config.rope_theta, wide=True,
+        )  # fmt: skip

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from tacg.errors import TacgError
 from tacg.models.fields import Fields
-from tacg.models.layers import Experts, FeedForward, RmsNorm, Rows, steady
+from tacg.models.layers import Experts, FeedForward, RmsNorm, Rows, denoise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -229,15 +229,11 @@ class Llada2(nn.Module):
 
     def forward(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Logits [P, V] at `select` (see `Denoiser`)."""
-        count, config = len(select), self.config
-        tokens, spans, select = steady(tokens, spans, select)
         parts: Any = self.model
-        rows = Rows(spans, config.rotary, config.rope_theta, tokens.device, wide=False, block=BLOCK)
-        x = parts["word_embeddings"](tokens)
-        for layer, block in enumerate(parts["layers"]):
-            x = block(layer, x, rows)
-        logits: Tensor = self.lm_head(parts["norm"](x[select]))
-        return logits[:count]
+        return denoise(
+            tokens, spans, select, embed=parts["word_embeddings"], layers=parts["layers"], norm=parts["norm"],
+            head=self.lm_head.weight, rotary=self.config.rotary, theta=self.config.rope_theta, block=BLOCK,
+        )  # fmt: skip
 
 
 def expert_place(name: str) -> tuple[str, int | None]:

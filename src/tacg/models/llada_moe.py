@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from tacg.errors import TacgError
 from tacg.models.fields import Fields
-from tacg.models.layers import Experts, RmsNorm, Rows, steady
+from tacg.models.layers import Experts, QwenLayer, RmsNorm, Rows, denoise
 from tacg.models.llada2 import expert_place
 
 if TYPE_CHECKING:
@@ -116,23 +116,6 @@ class Mixture(nn.Module):
         return mixed
 
 
-class Layer(nn.Module):
-    """Attention and experts, each behind a norm."""
-
-    def __init__(self, config: LladaMoeConfig) -> None:
-        super().__init__()
-        self.input_layernorm = RmsNorm(config.width, config.norm_eps)
-        self.self_attn = Attention(config)
-        self.post_attention_layernorm = RmsNorm(config.width, config.norm_eps)
-        self.mlp = Mixture(config)
-
-    def forward(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
-        """[N, D] -> [N, D]."""
-        x = x + self.self_attn(layer, self.input_layernorm(x), rows)
-        fed: Tensor = self.mlp(self.post_attention_layernorm(x))
-        return x + fed
-
-
 class LladaMoe(nn.Module):
     """The network; module names spell the checkpoint's tensor names, but for the stacked experts."""
 
@@ -144,7 +127,10 @@ class LladaMoe(nn.Module):
         self.model = nn.ModuleDict(
             {
                 "embed_tokens": nn.Embedding(config.table_size, config.width),
-                "layers": nn.ModuleList(Layer(config) for _ in range(config.layers)),
+                "layers": nn.ModuleList(
+                    QwenLayer(config.width, config.norm_eps, Attention(config), Mixture(config))
+                    for _ in range(config.layers)
+                ),
                 "norm": RmsNorm(config.width, config.norm_eps),
             }
         )
@@ -161,12 +147,8 @@ class LladaMoe(nn.Module):
 
     def forward(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Logits [P, V] at `select` (see `Denoiser`)."""
-        count, config = len(select), self.config
-        tokens, spans, select = steady(tokens, spans, select)
         parts: Any = self.model
-        rows = Rows(spans, config.head_dim, config.rope_theta, tokens.device, wide=False)
-        x = parts["embed_tokens"](tokens)
-        for layer, block in enumerate(parts["layers"]):
-            x = block(layer, x, rows)
-        logits: Tensor = self.lm_head(parts["norm"](x[select]))
-        return logits[:count]
+        return denoise(
+            tokens, spans, select, embed=parts["embed_tokens"], layers=parts["layers"], norm=parts["norm"],
+            head=self.lm_head.weight, rotary=self.config.head_dim, theta=self.config.rope_theta,
+        )  # fmt: skip
