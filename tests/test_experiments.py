@@ -19,7 +19,7 @@ from tacg.experiments.frontier import against_frontier
 from tacg.experiments.grid import Sample
 from tacg.experiments.picture import draw_frontier, draw_heat, draw_match, draw_plane
 from tacg.experiments.rows import Ledger, read_rows, write_rows
-from tacg.experiments.show import write_page
+from tacg.experiments.show import Section, write_page
 from tacg.experiments.stats import aup, mcnemar, paired_bootstrap, wilson
 from tacg.experiments.sweep import Axis, sweep
 from tacg.policies.probe import Probe
@@ -153,7 +153,9 @@ def test_sweeps_move_knobs_together_and_draw(llm: tacg.LLM, tmp_path: Path) -> N
         llm, [get_task("pocket-sudoku")], ["confidence", "klass"], Axis(("threshold",), (0.5, 0.9)), None, Sample(2)
     )
     assert draw_frontier(lines, tmp_path / "lines.png").stat().st_size > 5000
-    page = write_page(tmp_path / "page.html", "<b>", [], [tmp_path / "lines.png"], "note").read_text()
+    section = Section("Lines", "Words.\n\n- <i>one</i>\n- two", pictures=[tmp_path / "lines.png"], note="n = 2")
+    page = write_page(tmp_path / "page.html", "<b>", [section]).read_text()
+    assert "<li>&lt;i&gt;one&lt;/i&gt;</li><li>two</li>" in page
     assert "&lt;b&gt;" in page
     assert "http" not in page
 

@@ -38,6 +38,34 @@ def test_margin_preserves_a_base_decision() -> None:
     assert step.base.tolist() == [[True, True, True, False]]
 
 
+def test_variants_of_the_released_code() -> None:
+    logits, young = sure([0.9, 0.85, 0.85, 0.6]), GateConfig(m_extra=1, k_extra=3)
+    base = torch.tensor([[True, False, False, False]])
+
+    def promoted(config: GateConfig) -> list[int]:
+        return commit_step(logits, ALL, base, GateState(), config).extra[0].nonzero().squeeze(1).tolist()
+
+    assert promoted(young) == [0, 1, 2], "the paper: what the History Gate holds back may still be promoted"
+    assert promoted(young.turn(rejoin=False)) == [1, 2]
+    assert promoted(young.turn(k_ratio=0.25)) == [0], "a quarter of one base proposal, rounded up"
+    assert promoted(young.turn(k_ratio=2.0)) == [0, 1]
+
+
+def test_sudden_peaks_can_be_distrusted() -> None:
+    """Position 0 jumps from 0.4 to 0.86, position 1 has been at 0.85 all along."""
+    before, after = sure([0.4, 0.85, 0.4, 0.4]), sure([0.86, 0.85, 0.4, 0.4])
+
+    def promoted(**knobs: object) -> list[int]:
+        state, config = GateState(), GateConfig(m_extra=2, k_extra=1, support_lambda=0.5).turn(**knobs)
+        commit_step(before, ALL, NONE, state, config.turn(k_extra=0))
+        return commit_step(after, ALL, NONE, state, config).extra[0].nonzero().squeeze(1).tolist()
+
+    assert promoted() == [0]
+    assert promoted(support="steady") == [1]
+    assert promoted(peak=0.2) == [1]
+    assert promoted(peak=0.9) == [0]
+
+
 def test_ties_go_to_the_lowest_position() -> None:
     logits = sure([0.85, 0.9, 0.9, 0.9])
     step = commit_step(logits, ALL, NONE, GateState(), GateConfig(k_extra=2, m_extra=1))

@@ -27,7 +27,10 @@ SNAPSHOT = Needs("margin", "entropy")
 
 @dataclass(frozen=True)
 class GateConfig(Knobs):
-    """The gate's knobs. History Gate only: k_extra=0. TILG only: m_base=m_extra=1. Neither: the base policy."""
+    """The gate's knobs. History Gate only: k_extra=0. TILG only: m_base=m_extra=1. Neither: the base policy.
+
+    The last three and `steady` are not in the paper; their defaults change nothing.
+    """
 
     w: float = knob(0.3, "weight of the contrast between current logits and reference", symbol="w", low=0)
     beta: float = knob(0.95, "decay of the EMA reference", symbol="β", low=0, high=1)
@@ -39,19 +42,24 @@ class GateConfig(Knobs):
     k_extra: int = knob(2, "promotions a row and step at most", symbol="K_extra", low=0)
     support: str = knob(
         "gain",
-        "probability gain q(x̂) - p_ref(x̂), or clipped log ratio",
+        "probability gain q(x̂) - p_ref(x̂), clipped log ratio, or steady: the gain, counted against a proposal",
         symbol="σ",
-        choices=("gain", "log_ratio"),
+        choices=("gain", "log_ratio", "steady"),
     )
     gamma: float = knob(1.0, "upper clip of the log-ratio support", symbol="γ", low=0)
     eps: float = knob(1e-6, "smoothing inside the log-ratio support", symbol="ε", low=0)
     preserve_margin: float | None = knob(
         None, "top-1 minus top-2 margin that keeps a base decision", symbol="preserve_base", low=0
     )
+    k_ratio: float | None = knob(
+        None, "promotions also at most this share of the base policy's set, at least 1 (released code)", low=0
+    )
+    rejoin: bool = knob(True, "a base proposal that was held back may be promoted (released code: no)")
+    peak: float | None = knob(None, "support above which nothing is promoted: it came too suddenly", low=0)
 
     def needs(self) -> Needs:
         """The signals that the gate itself reads."""
-        names = {"reference", "readout"} if self.support == "gain" else {"reference"}
+        names = {"reference"} if self.support == "log_ratio" else {"reference", "readout"}
         if self.preserve_margin is not None:
             names.add("margin")
         return Needs(*names, contrast=Contrast(self.w, self.beta))
@@ -98,9 +106,13 @@ def persistence(signals: Signals, tokens: Tensor | None, streak: Tensor | None) 
 
 
 def temporal_support(signals: Signals, config: GateConfig) -> Tensor:
-    """σ: float [R, W], how much the trajectory supports the proposal: probability gain or clipped log ratio."""
-    if config.support == "gain":
-        return (signals.readout - signals.reference).clamp(min=0.0)
+    """σ: float [R, W], how much the trajectory supports the proposal: probability gain or clipped log ratio.
+
+    `steady` is ours: the negative gain, for models whose sudden peaks are more often wrong (docs/results.md).
+    """
+    if config.support != "log_ratio":
+        gain = (signals.readout - signals.reference).clamp(min=0.0)
+        return gain if config.support == "gain" else -gain
     ratio = (signals.confidence + config.eps).log() - (signals.reference + config.eps).log()
     return torch.where(signals.observed, ratio.clamp(0.0, config.gamma), 0.0)
 
@@ -121,7 +133,11 @@ def commit_rule(signals: Signals, base_ready: Tensor, streak: Tensor, support: T
 
     candidates = signals.eligible & ~base & (confidence >= config.tau_floor)
     candidates &= (streak >= config.m_extra) | escaped
-    extra = top(readiness, candidates, config.k_extra)
+    if not config.rejoin:
+        candidates &= ~base_ready
+    if config.peak is not None:
+        candidates &= support.abs() <= config.peak
+    extra = top(readiness, candidates, _budget(base_ready & signals.eligible, config))
 
     return GateStep(
         base | extra,
@@ -133,6 +149,14 @@ def commit_rule(signals: Signals, base_ready: Tensor, streak: Tensor, support: T
         readiness.masked_fill(~signals.observed, 0),
         streak,
     )
+
+
+def _budget(base_ready: Tensor, config: GateConfig) -> Tensor | int:
+    """How many may be promoted: K_extra, or fewer in proportion to the base policy's set."""
+    if config.k_ratio is None:
+        return config.k_extra
+    share = base_ready.sum(dim=1).clamp(min=1) * config.k_ratio
+    return share.ceil().long().clamp(max=config.k_extra)
 
 
 def commit_step(

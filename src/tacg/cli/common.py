@@ -131,21 +131,30 @@ def present(
     out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show an experiment: tables in the terminal or rows as JSON; in `out` its pictures and a page with everything."""
-    from tacg.experiments.show import provenance, write_page
+    from tacg.experiments.show import provenance
 
     if as_json:
         print_json({"rows": [{name: value for name, value in row.items() if name not in LONG} for row in rows]})
     else:
         show_tables(tables, provenance(rows))
-    if out is None:
-        return
+    if out is not None:
+        publish(title, rows, tables, draw, out)
+
+
+def publish(
+    title: str, rows: Sequence[Row], tables: Sequence[Table], draw: Mapping[str, Callable[..., Path]], out: Path
+) -> None:
+    """Pictures, as far as they can be drawn, and a page with everything; says where they are."""
+    from tacg.experiments.show import Section, provenance, write_page
+
     pictures = []
     for name, function in draw.items():
         try:
             pictures.append(function(rows, out / name))
         except TacgError as error:
             typer.secho(f"no picture: {error}", fg="yellow", err=True)
-    page = write_page(out / "page.html", title, tables, pictures, provenance(rows))
+    section = Section("", "", tables, pictures, provenance(rows))
+    page = write_page(out / "page.html", title, [section])
     for what, path in (("rows", out / "rows.jsonl"), *(("picture", each) for each in pictures), ("page", page)):
         typer.secho(f"{what}: {path}", err=True)
 

@@ -7,7 +7,18 @@ from typing import Annotated
 
 import typer
 
-from tacg.cli.common import DEFAULT_MODEL, BatchSize, Model, Quick, Seed, Tasks, load_model, progress
+from tacg.cli.common import (
+    DEFAULT_MODEL,
+    BatchSize,
+    Json,
+    Model,
+    Quick,
+    Seed,
+    Tasks,
+    load_model,
+    print_json,
+    progress,
+)
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -27,6 +38,7 @@ def main(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The report; default: beside the directory.")] = None,
     quick: Quick = False,
+    as_json: Json = False,
 ) -> None:
     """Comparison with the whole frontier, ablation, signals, sensitivity, length, tuning: rows first, then a report."""
     from tacg.experiments.study import Scale, Study
@@ -36,5 +48,10 @@ def main(
     scale = Scale.glance() if quick else Scale()
     llm = load_model(model, dtype=dtype)
     home = home or Path("runs/glance" if quick else "docs/results")
-    made = Study(llm, tasks, scale, home, progress, seed, batch_size).report(out or home.with_suffix(".md"))
-    typer.secho(f"report: {made}", err=True)
+    study = Study(llm, tasks, scale, home, progress, seed, batch_size)
+    made = study.report(out or home.with_suffix(".md"))
+    files = {"report": made, "page": made.with_suffix(".html"), "rows": study.ledger.path}
+    for what, path in files.items():
+        typer.secho(f"{what}: {path}", err=True)
+    if as_json:
+        print_json({what: str(path) for what, path in files.items()})

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tacg.cli.common import DEFAULT_MODEL, Model, Settings, load_model, shared_settings
+from tacg.cli.common import DEFAULT_MODEL, Json, Model, Settings, load_model, print_json, shared_settings
 from tacg.errors import TacgError
 
 EPILOG = """[bold]Examples[/bold]
@@ -30,6 +30,7 @@ def main(
     model: Model = DEFAULT_MODEL,
     other: Annotated[str | None, typer.Option("--replay", help="Show this policy on the recorded signals.")] = None,
     out: Annotated[Path, typer.Option(help="Directory for the traces and player.html.")] = Path("runs/trace"),
+    as_json: Json = False,
 ) -> None:
     """Write a trace and a player; or show traces that exist."""
     from tacg.trace import read_trace, replay
@@ -46,7 +47,10 @@ def main(
     traces = [read_trace(file) for file in files]
     if other is not None:
         traces = [traces[0], replay(traces[0], other)]
-    typer.secho(f"player: {write_player(out / 'player.html', traces)}", err=True)
+    player = write_player(out / "player.html", traces)
+    typer.secho(f"player: {player}", err=True)
+    if as_json:
+        print_json({"traces": [str(file) for file in files], "player": str(player)})
 
 
 def _record(

@@ -19,6 +19,7 @@ from tacg.cli.common import (
     parse_settings,
     print_json,
     progress,
+    publish,
     show_tables,
 )
 from tacg.errors import TacgError
@@ -55,6 +56,7 @@ def main(
 ) -> None:
     """Search knobs for quality and few steps; print the front, write a preset that every command takes."""
     from tacg.experiments.grid import Sample
+    from tacg.experiments.picture import draw_trials
     from tacg.experiments.rows import Ledger
     from tacg.experiments.tune import (
         by_agreement,
@@ -90,13 +92,15 @@ def main(
     about = f"tacg tune: {what}, model {model}, {trials} trials of {n}, seed {seed}, quality {chosen['quality']:.4f}, "
     about += f"{chosen['steps']:.1f} steps"
     preset = write_preset(out / name, policy, fixed | chosen["settings"], about)
+    goal = "accuracy" if labels and prompts is None else "agreement with one token a step"
+    best = table(rows, chosen, f"{what} · {policy} · the front of {trials} trials (quality: {goal})")
     if as_json:
         keep = ("quality", "steps", "settings")
         short = [{key: row[key] for key in keep} for row in front(rows)]
         print_json({"front": short, "chosen": {key: chosen[key] for key in keep}, "preset": str(preset)})
     else:
-        goal = "accuracy" if labels and prompts is None else "agreement with one token a step"
-        show_tables([table(rows, chosen, f"{what} · {policy} · the front of {trials} trials (quality: {goal})")])
+        show_tables([best])
+    publish("Tuning", rows, [best], {"trials.png": draw_trials}, out)
     typer.secho(f"preset: {preset}   use it as --policy {policy.partition(':')[0]}:{preset}", err=True)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
 from tacg.experiments.diagnose import bin_names
+from tacg.experiments.tune import front
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -108,6 +109,18 @@ def draw_match(rows: Sequence[Row], path: Path, target: str = "final") -> Path:
         panel.set(title=title, xlabel=signal, ylabel=f"match with {target} token, %")
     about = f"{rows[0]['model']}, {rows[0]['policy']}, {sum(row['proposals'] for row in rows)} proposals"
     return _save(figure, panels, path, about)
+
+
+def draw_trials(rows: Sequence[Row], path: Path) -> Path:
+    """What a search tried: quality over steps, and the front of the best trade-offs as a line."""
+    figure, panels = _panels([rows[0]["policy"].partition("(")[0]])
+    (_, panel), best = panels[0], front(rows)
+    panel.plot([row["steps"] for row in rows], [100 * row["quality"] for row in rows], "o", color="#bbb", label="tried")
+    panel.plot(
+        [row["steps"] for row in best], [100 * row["quality"] for row in best], "o-", color=COLOURS[1], label="front"
+    )
+    panel.set(xlabel="steps", ylabel="quality, %")
+    return _save(figure, panels, path, f"{rows[0]['model']}, {len(rows)} trials")
 
 
 def draw_gain(rows: Sequence[Row], path: Path) -> Path:

@@ -1,8 +1,9 @@
-"""Tables made from rows, once: printed in the terminal, written as Markdown, or put on a page with its pictures."""
+"""Tables made from rows, once: printed in the terminal, written as Markdown, or put on a page with their pictures."""
 
 from __future__ import annotations
 
 import base64
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,12 +28,18 @@ img { max-width: 100% }
 }
 </style>
 <h1>{{ title }}</h1>
-{% for table in tables %}<h2>{{ table.title }}</h2>
+{% for section in sections %}{% if section.title %}<h2>{{ section.title }}</h2>{% endif %}
+{% for part in section.text.split("\n\n") if part %}{% if part.startswith("- ") %}<ul>
+{% for line in part.split("\n") %}<li>{{ line[2:] }}</li>{% endfor %}</ul>{% else %}<p>{{ part }}</p>{% endif %}
+{% endfor %}
+{% for table in section.tables %}{% if table.title %}<h3>{{ table.title }}</h3>{% endif %}
 <table><tr>{% for column in table.columns %}<th>{{ column }}</th>{% endfor %}</tr>
 {% for line in table.lines %}<tr>{% for value in line %}<td>{{ value }}</td>{% endfor %}</tr>
 {% endfor %}</table>{% endfor %}
-{% for picture in pictures %}<p><img alt="{{ title }}" src="data:image/png;base64,{{ picture }}"></p>{% endfor %}
-<p class="note">{{ note }}</p></html>
+{% for picture in section.pictures %}
+<p><img alt="{{ picture.stem }}" src="data:image/png;base64,{{ picture | embed }}"></p>{% endfor %}
+<p class="note">{{ section.note }}</p>
+{% endfor %}</html>
 """
 
 
@@ -51,12 +58,30 @@ class Table:
         return f"**{self.title}**\n\n{body}\n" if self.title else f"{body}\n"
 
 
-def write_page(path: Path, title: str, tables: Sequence[Table], pictures: Sequence[Path], note: str) -> Path:
+@dataclass(frozen=True)
+class Section:
+    """A part of a page or report: heading, words (paragraphs and lists of "- "), tables, pictures, provenance."""
+
+    title: str
+    text: str = ""
+    tables: Sequence[Table] = ()
+    pictures: Sequence[Path] = ()
+    note: str = ""
+
+    def markdown(self, page: Path) -> str:
+        """The section as text; pictures by their path from the page."""
+        pictures = [f"![{each.stem}]({os.path.relpath(each, page.parent)})\n" for each in self.pictures]
+        parts = [f"## {self.title}\n", f"{self.text}\n", *(table.markdown() for table in self.tables), *pictures]
+        return "\n".join([*parts, f"*{self.note}*\n"])
+
+
+def write_page(path: Path, title: str, sections: Sequence[Section]) -> Path:
     """One HTML file with everything in it; it needs no network."""
     from jinja2 import Environment
 
-    images = [base64.b64encode(picture.read_bytes()).decode() for picture in pictures]
-    text = Environment(autoescape=True).from_string(PAGE).render(title=title, tables=tables, pictures=images, note=note)
+    environment = Environment(autoescape=True)
+    environment.filters["embed"] = lambda picture: base64.b64encode(picture.read_bytes()).decode()
+    text = environment.from_string(PAGE).render(title=title, sections=sections)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path

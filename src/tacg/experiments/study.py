@@ -7,7 +7,6 @@ problems.
 from __future__ import annotations
 
 import functools
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from tacg.experiments.frontier import against_frontier
 from tacg.experiments.grid import Cell, Sample, paired, run
 from tacg.experiments.picture import draw_dynamics, draw_frontier, draw_heat, draw_match
 from tacg.experiments.rows import Ledger, Row
-from tacg.experiments.show import Table, accuracy, change, provenance
+from tacg.experiments.show import Section, Table, accuracy, change, provenance, write_page
 from tacg.policies import get_policy
 from tacg.policies.probe import Probe
 
@@ -46,23 +45,6 @@ class Scale:
     def glance(cls) -> Scale:
         """Enough to see that everything works."""
         return cls(test=6, part=4, point=3, trials=4, trial=4, thresholds=(0.5, 0.9))
-
-
-@dataclass
-class Section:
-    """A part of the report: its heading, what it shows, what it rests on, and what was drawn for it."""
-
-    title: str
-    text: str
-    rows: Sequence[Row]
-    tables: Sequence[Table] = ()
-    pictures: Sequence[Path] = ()
-
-    def markdown(self, report: Path) -> str:
-        """The section as text; pictures by their path from the report."""
-        pictures = [f"![{each.stem}]({os.path.relpath(each, report.parent)})\n" for each in self.pictures]
-        parts = [f"## {self.title}\n", f"{self.text}\n", *(table.markdown() for table in self.tables), *pictures]
-        return "\n".join([*parts, f"*{provenance(self.rows)}*\n"])
 
 
 @dataclass
@@ -152,9 +134,8 @@ class Study:
             rows += self.run(f"comparison over {base}", cells, n)
         rows = [self.judged(row, rows) for row in rows]
         picture = draw_frontier(rows, self.home / "frontier.png")
-        return Section(
-            "TACG against the whole frontier", f"{COMPARISON}\n\n{verdict(rows)}", rows, versus(rows), [picture]
-        )
+        words = f"{COMPARISON}\n\n{verdict(rows)}"
+        return Section("TACG against the whole frontier", words, versus(rows), [picture], provenance(rows))
 
     def judged(self, row: Row, rows: Sequence[Row]) -> Row:
         """A gated row with what it gains over its base policy's frontier."""
@@ -178,7 +159,7 @@ class Study:
                     self.llm, [task], gates, self.sample(self.scale.part), ledger=self.ledger, tick=tick
                 )
         picture = draw_dynamics(rows, self.home / "dynamics.png")
-        return Section("What each part does", PARTS, rows, ablate.tables(rows), [picture])
+        return Section("What each part does", PARTS, ablate.tables(rows), [picture], provenance(rows))
 
     def maps(self) -> Section:
         """Figs. 3 and 4 on the dev split."""
@@ -194,7 +175,7 @@ class Study:
                 rows = sweep.sweep(self.llm, self.tasks, ["tacg"], across, up, sample, None, self.ledger, tick)
             pictures.append(draw_heat(rows, self.home / f"{name}.png"))
             every += rows
-        return Section("Sensitivity", MAPS, every, pictures=pictures)
+        return Section("Sensitivity", MAPS, (), pictures, provenance(every))
 
     def signals(self) -> Section:
         """Fig. 1 and beyond: which signal tells right from wrong among proposals of like confidence."""
@@ -203,7 +184,8 @@ class Study:
             sample = self.sample(self.scale.point, "dev")
             rows = diagnose.diagnose(self.llm, self.tasks, probe, sample, self.ledger, tick)
         pictures = [draw_match(rows, self.home / f"match-{target}.png", target) for target in diagnose.TARGETS]
-        return Section("Which signal carries what", SIGNALS, rows, diagnose.tables(rows, "reference"), pictures)
+        tables = diagnose.tables(rows, "reference")
+        return Section("Which signal carries what", SIGNALS, tables, pictures, provenance(rows))
 
     def longer(self) -> Section:
         """Table 4: answers of twice the length, with the knobs tuned for the usual one."""
@@ -224,7 +206,7 @@ class Study:
                 change(mine, "accuracy", 100), change(mine, "steps"),
             ))  # fmt: skip
         columns = ("task", "length", "decoder", "accuracy %", "steps", "TPF", "Δ accuracy", "Δ steps")
-        return Section("Twice the length", LONGER, rows, [Table("", columns, tuple(lines))])
+        return Section("Twice the length", LONGER, [Table("", columns, tuple(lines))], (), provenance(rows))
 
     def labels(self) -> Section:
         """Tuning without labels next to tuning with them, both measured on test problems."""
@@ -245,13 +227,15 @@ class Study:
                 change(mine, "steps"),
             ))  # fmt: skip
         columns = ("task", "knobs", "accuracy %", "steps", "Δ accuracy", "Δ steps")
-        return Section("Tuning without labels", LABELS, rows, [Table("", columns, tuple(lines))])
+        return Section("Tuning without labels", LABELS, [Table("", columns, tuple(lines))], (), provenance(rows))
 
     def report(self, path: Path) -> Path:
-        """Run what is missing and write the report; pictures lie beside the rows."""
+        """Run what is missing and write the report, as Markdown and as a page; pictures lie beside the rows."""
         made = [part() for part in (self.comparison, self.parts, self.signals, self.maps, self.longer, self.labels)]
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("\n".join([INTRODUCTION, *(section.markdown(path) for section in made)]), encoding="utf-8")
+        text = "\n".join([f"# Results\n\n{INTRODUCTION}\n", *(section.markdown(path) for section in made)])
+        path.write_text(text, encoding="utf-8")
+        write_page(path.with_suffix(".html"), "Results", [Section("", INTRODUCTION), *made])
         return path
 
 
@@ -291,10 +275,8 @@ def _name(policy: str, knobs: dict[str, Any]) -> str:
     return f"{policy} {knobs['threshold']}" if list(knobs) == ["threshold"] else f"{policy}, tuned"
 
 
-INTRODUCTION = """# Results
-
-Every figure and table here is drawn from rows by `tacg report`; nothing is typed in. Knobs were tuned on the dev split.
-"""
+INTRODUCTION = """Every figure and table here is drawn from rows by `tacg report`; nothing is typed in. Knobs were tuned
+on the dev split."""
 COMPARISON = """Each gated policy was tuned on the dev split, twice: to lose nothing of the best dev accuracy, and to
 lose at most two points. It is held against the frontier of its base policy on the same test problems: the measured
 thresholds and straight lines between them (for KLASS with its own tuned points). The frontier is picked on the test

@@ -63,7 +63,14 @@ SPACE: dict[str, Range] = {
     "m_extra": Range(1, 4),
     "k_extra": Range(0, 6),
     "observe": Range(choices=("block", "sequence")),
+    "fallback": Range(choices=("readiness", "base")),
+    "support": Range(choices=("gain", "log_ratio", "steady")),
+    "peak": Range(0.0, 1.0),
+    "k_ratio": Range(0.1, 2.0),
+    "rejoin": Range(choices=(True, False)),
 }
+# Searched only when named: departures from the paper, and what rarely matters.
+ASKED = ("fallback", "support", "peak", "k_ratio", "rejoin")
 
 
 def space_of(policy: str, only: Sequence[str] = ()) -> dict[str, Range]:
@@ -75,7 +82,7 @@ def space_of(policy: str, only: Sequence[str] = ()) -> dict[str, Range]:
     gated = "k_extra" in known  # where trajectories are followed matters to gated policies only
     return {
         name: values for name, values in SPACE.items()
-        if name in known and (name in only if only else gated or name != "observe")
+        if name in known and (name in only if only else name not in ASKED and (gated or name != "observe"))
     }  # fmt: skip
 
 
