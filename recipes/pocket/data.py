@@ -31,20 +31,20 @@ CHAT_TEMPLATE = (
 PIECES = r"\n(?: {4})*| ?[A-Za-z]+| ?\d{1,2}| ?[^\sA-Za-z\d]+|\s"
 
 # (task, difficulty, share of the samples). Language first: copying from the prompt is learned in a few hundred steps
-# without sudokus, and hardly at all beside them (docs/log.md). The 4 by 4 sudokus teach the 6 by 6 ones.
+# without sudokus, and hardly at all beside them (docs/log.md). Sudokus with more clues teach those with fewer.
 # Drills are sums without a story: a story holds five of them in 170 tokens, a drill thirteen.
 DRILL = "drill"
-OPENING: list[tuple[str, dict[str, str], float]] = [
+OPENING: list[tuple[str, dict[str, int], float]] = [
     ("pocket-math", {}, 0.35),
     (DRILL, {}, 0.50),
     ("pocket-code", {}, 0.15),
 ]
-MIXTURE: list[tuple[str, dict[str, str], float]] = [
+MIXTURE: list[tuple[str, dict[str, int], float]] = [
     ("pocket-math", {}, 0.30),
-    (DRILL, {}, 0.06),
-    ("pocket-code", {}, 0.24),
-    ("pocket-sudoku", {"size": "6"}, 0.33),
-    ("pocket-sudoku", {"size": "4"}, 0.07),
+    (DRILL, {}, 0.05),
+    ("pocket-code", {}, 0.28),
+    ("pocket-sudoku", {"clues": 8}, 0.12),
+    ("pocket-sudoku", {}, 0.25),
 ]
 LONGER = 0.1  # share of samples that get more end-of-text padding than their task's answer length
 
@@ -106,7 +106,7 @@ def shard(tokenizer: Tokenizer, number: int, samples: int, tokens_per_batch: int
 
 
 def _rows(
-    tokenizer: Tokenizer, number: int, name: str, knobs: dict[str, str], count: int, rng: random.Random
+    tokenizer: Tokenizer, number: int, name: str, knobs: dict[str, int], count: int, rng: random.Random
 ) -> list[tuple[list[int], list[int]]]:
     """(prompt ids, answer ids with end-of-text padding) of one part of the mixture."""
     eos, texts, usual = tokenizer.token_to_id(EOS), *_texts(number, name, knobs, max(1, count), rng)
@@ -120,15 +120,14 @@ def _rows(
 
 
 def _texts(
-    number: int, name: str, knobs: dict[str, str], count: int, rng: random.Random
+    number: int, name: str, knobs: dict[str, int], count: int, rng: random.Random
 ) -> tuple[list[tuple[str, str]], int]:
     """Prompts with their answers, and the length that answers are decoded with."""
     if name == DRILL:
         return [_drill(rng) for _ in range(count)], 96
     task = get_task(name, **knobs)
     problems = islice(task.problems("train", seed=number + 1), count)
-    length = 32 if knobs.get("size") == "4" else task.decode["gen_length"]
-    return [(problem.prompt, problem.answer) for problem in problems], length
+    return [(problem.prompt, problem.answer) for problem in problems], task.decode["gen_length"]
 
 
 def _drill(rng: random.Random) -> tuple[str, str]:

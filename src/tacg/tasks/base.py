@@ -44,11 +44,15 @@ class Task:
     """A family of problems. Subclasses draw a problem from a random generator and grade answers.
 
     name    what users type
-    decode  settings that suit its answers: gen_length, block_length
+    decode  gen_length and block_length that suit its answers
     """
 
     name: ClassVar[str]
-    decode: ClassVar[Mapping[str, int]]
+
+    @property
+    def decode(self) -> Mapping[str, int]:
+        """Settings that suit its answers."""
+        raise NotImplementedError
 
     def draw(self, rng: random.Random) -> tuple[str, Problem]:
         """A random problem and its key. Problems with equal keys have the same solution and share a split."""

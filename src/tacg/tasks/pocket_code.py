@@ -13,10 +13,10 @@ from tacg.tasks.sandbox import run_tests
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FUNCTIONS = ["solve", "work", "process", "compute", "transform", "handle"]
+FUNCTION = "solve"
 ARGUMENTS = ["numbers", "values", "data", "items"]
 LOOP_NAMES = ["n", "x", "v", "i"]
-TARGETS = ["result", "out", "kept", None]  # None: the argument itself is assigned again
+STEPS = "abcdefgh"  # what the docstring calls its steps, and the function its lists
 
 # What the docstring says -> the condition or expression, with {v} for the loop name and {k} for a number.
 FILTERS = {
@@ -42,45 +42,48 @@ WHOLE = {
     "drop the first {k}": "{xs}[{k}:]",
 }
 RETURNS = {
-    "return the list": "{xs}",
-    "return the sum": "sum({xs})",
-    "return how many are left": "len({xs})",
-    "return the largest or 0": "max({xs}, default=0)",
-    "return the smallest or 0": "min({xs}, default=0)",
+    "return {xs}": "{xs}",
+    "return the sum of {xs}": "sum({xs})",
+    "return how many are in {xs}": "len({xs})",
+    "return the largest of {xs} or 0": "max({xs}, default=0)",
+    "return the smallest of {xs} or 0": "min({xs}, default=0)",
 }
 
 
 @dataclass(frozen=True)
 class PocketCode(Knobs, Task):
-    """A chain of list steps. Difficulty: how many, and how large their numbers."""
+    """A chain of list steps, each with a name. Difficulty: how many, and how large their numbers."""
 
-    min_steps: int = knob(3, "fewest steps before the return", low=1)
-    max_steps: int = knob(4, "most steps before the return", low=1)
+    min_steps: int = knob(3, "fewest steps before the return", low=1, high=len(STEPS))
+    max_steps: int = knob(4, "most steps before the return", low=1, high=len(STEPS))
     largest: int = knob(9, "largest number in a step", low=2, high=99)
 
     name: ClassVar[str] = "pocket-code"
-    decode: ClassVar[Mapping[str, int]] = {"gen_length": 96, "block_length": 32}
+
+    @property
+    def decode(self) -> Mapping[str, int]:
+        """Three blocks."""
+        return {"gen_length": 96, "block_length": 32}
 
     def draw(self, rng: random.Random) -> tuple[str, Problem]:
         """A docstring, and one of many ways to write the function."""
-        function, argument, v = rng.choice(FUNCTIONS), rng.choice(ARGUMENTS), rng.choice(LOOP_NAMES)
-        target = rng.choice(TARGETS) or argument
+        argument, v = rng.choice(ARGUMENTS), rng.choice(LOOP_NAMES)
         said, lines, source = [], [], argument
         looped = False
-        for _ in range(rng.randint(self.min_steps, self.max_steps)):
+        for target in STEPS[: rng.randint(self.min_steps, self.max_steps)]:
             kind, told, code = self._step(rng)
             loop = kind != "whole" and not looped and rng.random() < 0.25
             lines += _lines(kind, code, v, source, target, loop)
             looped, source = looped or loop, target
-            said.append(told)
+            said.append(f"{target}: {told}.")
         told, code = rng.choice(list(RETURNS.items()))
         lines.append(f"return {code.format(xs=source)}")
-        document = ", ".join([*said, f"then {told}"])
-        document = document[0].upper() + document[1:] + "."
-        prompt = f'Write this function:\ndef {function}({argument}):\n    """{document}"""'
-        answer = f"def {function}({argument}):" + "".join(f"\n    {line}" for line in lines)
+        told = told.format(xs=source)
+        document = " ".join([*said, f"{told[0].upper()}{told[1:]}."])
+        prompt = f'Write this function:\ndef {FUNCTION}({argument}):\n    """{document}"""'
+        answer = f"def {FUNCTION}({argument}):" + "".join(f"\n    {line}" for line in lines)
         seed = rng.getrandbits(32)
-        return document, Problem("", prompt, answer, {"function": function, "reference": answer, "seed": seed})
+        return document, Problem("", prompt, answer, {"function": FUNCTION, "reference": answer, "seed": seed})
 
     def _step(self, rng: random.Random) -> tuple[str, str, str]:
         """A step's kind, its words and its code; {v} and {xs} are left open."""
@@ -112,9 +115,9 @@ def _lines(kind: str, code: str, v: str, source: str, target: str, loop: bool) -
     if not loop:
         body = f"{v} for {v} in {source} if {code}" if kind == "filter" else f"{code} for {v} in {source}"
         return [f"{target} = [{body}]"]
-    loop_body = [f"if {code}:", f"    found.append({v})"] if kind == "filter" else [f"found.append({code})"]
+    loop_body = [f"if {code}:", f"    {target}.append({v})"] if kind == "filter" else [f"{target}.append({code})"]
     inner = [f"    {line}" for line in loop_body]
-    return ["found = []", f"for {v} in {source}:", *inner, f"{target} = found"]
+    return [f"{target} = []", f"for {v} in {source}:", *inner]
 
 
 def reference_outputs(problem: Problem) -> list[Any]:

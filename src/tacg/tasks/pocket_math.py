@@ -42,7 +42,11 @@ class PocketMath(Knobs, Task):
     largest: int = knob(9, "largest amount of an event", low=2, high=99)
 
     name: ClassVar[str] = "pocket-math"
-    decode: ClassVar[Mapping[str, int]] = {"gen_length": 96, "block_length": 32}
+
+    @property
+    def decode(self) -> Mapping[str, int]:
+        """Three blocks."""
+        return {"gen_length": 96, "block_length": 32}
 
     def draw(self, rng: random.Random) -> tuple[str, Problem]:
         """A story, and its reasoning in one of many wordings."""

@@ -1,9 +1,10 @@
-"""Small sudokus with one solution, each cell of which follows from the cells before it by elimination."""
+"""Small sudokus, some in a row, with one solution whose cells follow from those before them by elimination."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, ClassVar
 
 from tacg.knobs import Knobs, knob
@@ -19,24 +20,37 @@ BOX = {4: (2, 2), 6: (2, 3)}  # rows and columns of a box
 
 @dataclass(frozen=True)
 class PocketSudoku(Knobs, Task):
-    """Difficulty: the size, and how many clues are left at least. Fewer clues make longer chains of deduction."""
+    """Difficulty: the size, how many puzzles, and how many clues are left of each at least.
 
-    size: str = knob("6", "cells along a side", choices=("4", "6"))
+    Fewer clues make longer chains of deduction. By default an answer has four grids, each a block of its own.
+    """
+
+    size: str = knob("4", "cells along a side", choices=("4", "6"))
+    puzzles: int = knob(4, "puzzles in a problem", low=1, high=9)
     clues: int | None = knob(None, "clues at least (none: 5 of 16, 14 of 36)", low=0)
 
     name: ClassVar[str] = "pocket-sudoku"
-    decode: ClassVar[Mapping[str, int]] = {"gen_length": 64, "block_length": 64}
+
+    @property
+    def decode(self) -> Mapping[str, int]:
+        """A block a grid: its cells, a line break after each row, and one between grids."""
+        size = int(self.size)
+        block = size * (size + 1) + 1
+        return {"gen_length": block * self.puzzles, "block_length": block}
 
     def draw(self, rng: random.Random) -> tuple[str, Problem]:
-        """A puzzle; equal solutions are the same problem."""
+        """Some puzzles; equal solutions are the same problem."""
         size = int(self.size)
         least = self.clues if self.clues is not None else {4: 5, 6: 14}[size]
-        solution = _full_grid(size, rng)
-        puzzle = _thin_out(solution, size, least, rng)
+        solutions = [_full_grid(size, rng) for _ in range(self.puzzles)]
+        puzzles = [_thin_out(solution, size, least, rng) for solution in solutions]
         rows, columns = BOX[size]
-        prompt = f"Solve this {size} by {size} sudoku with {rows} by {columns} boxes:\n{show(puzzle, size)}"
-        answer = show(solution, size)
-        return answer, Problem("", prompt, answer, {"solution": solution, "puzzle": puzzle})
+        asked, answer = ("\n\n".join(show(grid, size) for grid in grids) for grids in (puzzles, solutions))
+        what = "these" if self.puzzles > 1 else "this"
+        several = "s" if self.puzzles > 1 else ""
+        prompt = f"Solve {what} {size} by {size} sudoku{several} with {rows} by {columns} boxes:\n{asked}"
+        facts = {"solution": list(chain(*solutions)), "puzzle": list(chain(*puzzles))}
+        return answer, Problem("", prompt, answer, facts)
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Every cell must be right; the score is the share of the empty cells that are."""
