@@ -5,20 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tacg.scan import Memory, observe, scan
+from tacg.scan import Look, Memory, observe, scan
 from tacg.types import Contrast, Needs
 from tests.worlds import trajectory
 
 EVERYTHING = Needs("margin", "entropy", "kl", "reference", "readout", contrast=Contrast(0.7, 0.6))
 
 
-@pytest.mark.parametrize("vocabulary", [2, 3, 63, 1023])
-def test_signals_are_what_their_names_say(vocabulary: int) -> None:
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("vocabulary", [2, 3, 63, 1023, 2500])
+def test_signals_are_what_their_names_say(vocabulary: int, backend: str) -> None:
     frames = trajectory(1, 4, 5, vocabulary, scale=2.0)
     memory, slots = Memory(1, 5), torch.arange(5)
     reference, previous = frames[0].clone(), torch.zeros(5, vocabulary, dtype=torch.float64)
     for number, z in enumerate(frames):
-        found = scan(z, slots, memory, EVERYTHING)
+        found = scan(z, slots, memory, EVERYTHING, backend=backend)
         p = z.softmax(1)
         best = p.sort(dim=1, descending=True)
         assert torch.equal(found["token"], best.indices[:, 0])
@@ -59,6 +60,7 @@ def test_memory_follows_slots_and_forgets_rows() -> None:
 def test_nothing_observed_gives_neutral_boards() -> None:
     observed = torch.zeros(2, 3, dtype=torch.bool)
     count = torch.zeros(2, dtype=torch.int64)
-    signals = observe(torch.zeros(0, 5), observed, observed, Memory(2, 3), EVERYTHING, step=count, steps=count)
+    look = Look(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64), Memory(2, 3), EVERYTHING)
+    signals = observe(look, observed, observed, step=count, steps=count)
     assert signals.token.tolist() == [[-1] * 3] * 2
     assert all(not board.any() for board in (signals.confidence, signals.kl, signals.readout, signals.first))

@@ -14,7 +14,7 @@ import torch
 
 from tacg.errors import TacgError
 from tacg.knobs import Knobs, knob
-from tacg.scan import Memory, observe
+from tacg.scan import Look, Memory, observe
 from tacg.types import Contrast, Needs, Signals, top
 
 if TYPE_CHECKING:
@@ -117,13 +117,18 @@ def temporal_support(signals: Signals, config: GateConfig) -> Tensor:
     return torch.where(signals.observed, ratio.clamp(0.0, config.gamma), 0.0)
 
 
-def commit_rule(signals: Signals, base_ready: Tensor, streak: Tensor, support: Tensor, config: GateConfig) -> GateStep:
+def commit_rule(
+    signals: Signals, base_ready: Tensor, streak: Tensor, config: GateConfig, goal: Tensor | None = None
+) -> GateStep:
     """The commit rule on scalars: History Gate, floor, capped promotion.
 
-    base_ready bool [R, W] is the underlying decoder's accepted set.
+    base_ready  bool [R, W], the underlying decoder's accepted set
+    goal        int64 [R], commits that each row is to reach, if need be by readiness; None: nobody asks for that
+
+    Support is measured only where it can decide something: it moves readiness by at most λ, so that most positions
+    win or lose by confidence alone. Signals that know it everywhere are used as they are.
     """
     confidence = signals.confidence
-    readiness = confidence + config.support_lambda * support
     escaped = confidence >= config.tau_escape
 
     kept = (streak >= config.m_base) | escaped
@@ -135,9 +140,15 @@ def commit_rule(signals: Signals, base_ready: Tensor, streak: Tensor, support: T
     candidates &= (streak >= config.m_extra) | escaped
     if not config.rejoin:
         candidates &= ~base_ready
+    budget = _budget(base_ready & signals.eligible, config)
+    support = torch.zeros_like(confidence)
+    if signals.later is not None or "reference" in signals.measured:
+        asked = _undecided(signals, base, candidates, budget, goal, config)
+        support = torch.where(asked, temporal_support(signals.known(asked), config), support)
+    readiness = confidence + config.support_lambda * support
     if config.peak is not None:
         candidates &= support.abs() <= config.peak
-    extra = top(readiness, candidates, _budget(base_ready & signals.eligible, config))
+    extra = top(readiness, candidates, budget)
 
     return GateStep(
         base | extra,
@@ -151,12 +162,38 @@ def commit_rule(signals: Signals, base_ready: Tensor, streak: Tensor, support: T
     )
 
 
-def _budget(base_ready: Tensor, config: GateConfig) -> Tensor | int:
-    """How many may be promoted: K_extra, or fewer in proportion to the base policy's set."""
+def _budget(base_ready: Tensor, config: GateConfig) -> Tensor:
+    """How many may be promoted, int64 [R]: K_extra, or fewer in proportion to the base policy's set."""
     if config.k_ratio is None:
-        return config.k_extra
+        return torch.full_like(base_ready[:, 0], config.k_extra, dtype=torch.int64)
     share = base_ready.sum(dim=1).clamp(min=1) * config.k_ratio
     return share.ceil().long().clamp(max=config.k_extra)
+
+
+def _undecided(
+    signals: Signals, base: Tensor, candidates: Tensor, budget: Tensor, goal: Tensor | None, config: GateConfig
+) -> Tensor:
+    """Where support can decide something, bool [R, W]."""
+    if signals.later is None or config.peak is not None:
+        return signals.observed
+    reach = config.support_lambda * (config.gamma if config.support == "log_ratio" else 1.0)
+    asked = _contenders(signals.confidence, candidates, budget, reach)
+    if goal is not None:
+        left = goal - base.sum(dim=1)
+        short = left > torch.minimum(candidates.sum(dim=1), budget)
+        asked |= _contenders(signals.confidence, signals.eligible & ~base & short[:, None], left, reach)
+    return asked
+
+
+def _contenders(score: Tensor, among: Tensor, count: Tensor, reach: float) -> Tensor:
+    """Who of `among` may be one of the `count` best of its row, or not, as scores may still move by up to `reach`.
+
+    Nobody in rows where all of them are, or none.
+    """
+    order = score.masked_fill(~among, -torch.inf).sort(dim=1, descending=True).values
+    last = order.gather(1, (count - 1).clamp(0, score.shape[1] - 1)[:, None])
+    open_rows = (count > 0) & (among.sum(dim=1) > count)
+    return among & open_rows[:, None] & (score + reach * (1 + 1e-5) >= last)
 
 
 def commit_step(
@@ -165,6 +202,8 @@ def commit_step(
     base_gate: Tensor | Callable[[Signals], Tensor],
     state: GateState,
     config: GateConfig | None = None,
+    *,
+    lazy: bool = False,
 ) -> GateStep:
     """One step of the paper's rule for anybody's own loop; `state` is updated in place.
 
@@ -172,6 +211,8 @@ def commit_step(
     mask       bool [B, L], positions that are still masked; only these are read
     base_gate  bool [B, L], or a function of `Signals` that returns one. A function may carry an attribute
                `needs` (a `Needs`) to ask for more than margin and entropy, for example `Needs("kl")`.
+    lazy       measure support only where it can change a decision: the same commits, faster; `support` is 0 and
+               `readiness` the confidence elsewhere
 
     If `base_gate` raises, the trajectory starts over.
 
@@ -187,26 +228,23 @@ def commit_step(
     if "noise" in wanted:
         raise TacgError("`noise` is drawn by the engine, from a row's own generator; `commit_step` has none.")
     count = torch.full((len(mask),), state.steps, device=mask.device)
-    signals = observe(
-        logits[mask],
-        mask,
-        mask,
-        state.memory,
-        wanted | config.needs(),
-        step=count,
-        steps=count + mask.shape[1],
-    )
+    slots = mask.reshape(-1).nonzero().squeeze(1)
+    look = Look(logits[mask], slots, state.memory, wanted | config.needs())
+    look.refuse_unusable()
+    signals = observe(look, mask, mask, step=count, steps=count + mask.shape[1], eager=not lazy)
     if callable(base_gate):
         try:
             base_gate = base_gate(signals)
             _check_base(base_gate, mask)
         except BaseException:
-            state.restart()  # the reference has moved on already: rather no trajectory than a wrong one
+            state.restart()  # a step was seen and not followed: rather no trajectory than a wrong one
             raise
 
     streak = persistence(signals, state.tokens, state.streak)
+    step = commit_rule(signals, base_gate, streak, config)
+    look.follow()
     state.tokens, state.streak, state.steps = signals.token, streak, state.steps + 1
-    return commit_rule(signals, base_gate, streak, temporal_support(signals, config), config)
+    return step
 
 
 def _check(logits: Tensor, mask: Tensor, state: GateState) -> None:

@@ -6,7 +6,7 @@ Shapes: R rows of a batch, W positions of a row's window (the active block, or t
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -16,9 +16,10 @@ from torch import Tensor
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
-MEASURED = ("margin", "entropy", "kl", "reference", "readout", "noise")
+CONTRASTED = ("reference", "readout")
+MEASURED = ("margin", "entropy", "kl", *CONTRASTED, "noise")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Needs:
         for name in names:
             if name not in MEASURED:
                 raise TacgError(f"`needs` must name signals out of {', '.join(MEASURED)}; got {name!r}.")
-        if contrast is None and {"reference", "readout"} & set(names):
+        if contrast is None and set(CONTRASTED) & set(names):
             raise TacgError("`needs` of reference or readout must come with contrast=Contrast(w, beta).")
         object.__setattr__(self, "names", frozenset(names))
         object.__setattr__(self, "contrast", contrast)
@@ -72,6 +73,7 @@ class Signals:
         reference  probability of the proposal under the EMA reference, p_ref(x̂)
         readout    probability of the proposal under the contrast readout, q(x̂)
         noise      uniform in [0, 1), drawn from the row's own generator
+    later       measures reference and readout where somebody asks: see `known`
     """
 
     observed: Tensor
@@ -82,13 +84,25 @@ class Signals:
     step: Tensor
     steps: Tensor
     measured: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
+    later: Callable[[Tensor], Mapping[str, Tensor]] | None = None
 
     def __getattr__(self, name: str) -> Tensor:
         if name not in MEASURED:
             raise AttributeError(name)
-        if name not in self.measured:
-            raise TacgError(f"The signal `{name}` was not measured: name it in the policy's `needs`.")
-        return self.measured[name]
+        if name in self.measured:
+            return self.measured[name]
+        if name in CONTRASTED and self.later is not None:
+            return self.later(self.observed)[name]
+        raise TacgError(f"The signal `{name}` was not measured: name it in the policy's `needs`.")
+
+    def known(self, where: Tensor) -> Signals:
+        """These signals with reference and readout measured where `where` is true, bool [R, W], and 0 elsewhere.
+
+        They cost far more than the others, and few positions need them. Signals that know them everywhere stay so.
+        """
+        if self.later is None:
+            return self
+        return replace(self, measured={**self.measured, **self.later(where)}, later=None)
 
     def owed(self) -> Tensor:
         """int64 [R]: how many positions to commit now so that the block ends within its steps without a rush.

@@ -15,7 +15,7 @@ from tacg.cache import Cache, resolve_mode, window
 from tacg.engine.events import Proposal, Step
 from tacg.engine.sampling import propose
 from tacg.models.base import Span
-from tacg.scan import Memory, observe
+from tacg.scan import Hidden, Look, Memory, observe
 from tacg.types import Commit, Decision, Output, Reason, Signals, top
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Lane:
         )
         self.hidden_ids = torch.tensor(sorted({*spec.unwritable, *decode.suppress}), dtype=torch.int64, device=device)
         self.eos = torch.tensor(spec.eos_ids, device=device)
-        self.memory = Memory(0, self.width, device)
+        self.memory = Memory(0, self.width, device, decode.memory)
         self.state: State = policy.start(0, self.width, device)
         board = torch.zeros(0, decode.gen_length, dtype=torch.int64, device=device)
         self.tokens, self.when, self.why, self.sure = board, board, board, board.double()
@@ -147,19 +147,24 @@ class Lane:
                 noise[row.slot] = torch.rand(self.width, generator=row.generator, device=self.device)
         return proposal, noise
 
+    def look(self, logits: Tensor, hidden: Hidden | None, observed: Tensor, proposal: Tensor | None) -> Look:
+        """Scan the observed positions. logits float [P, V], in the order of `observed` [S, W]."""
+        slots = observed.reshape(-1).nonzero().squeeze(1)
+        return Look(logits, slots, self.memory, self.policy.needs, proposal, hidden, self.decode.scan)
+
     def decide(
-        self, logits: Tensor, observed: Tensor, eligible: Tensor, proposal: Tensor | None, noise: Tensor | None
+        self, look: Look, observed: Tensor, eligible: Tensor, noise: Tensor | None, eager: bool
     ) -> tuple[Signals, Decision]:
-        """Scan the observed positions and ask the policy. logits float [P, V], in the order of `observed` [S, W]."""
+        """Ask the policy. `eager` measures everything, also what does not matter to the decision."""
         signals = observe(
-            logits, observed, eligible, self.memory, self.policy.needs,
-            step=self.step, steps=self.blocks[self.block, 2], proposal=proposal, noise=noise,
-        )  # fmt: skip
+            look, observed, eligible, step=self.step, steps=self.blocks[self.block, 2], noise=noise, eager=eager
+        )
         decision, self.state = self.policy.decide(signals, self.state)
         return signals, decision
 
-    def commit(self, columns: Tensor, signals: Signals, decision: Decision) -> Tensor:
-        """Write the canvas: what was decided, and as much more by rank as the step budget asks for.
+    def commit(self, columns: Tensor, look: Look, signals: Signals, decision: Decision) -> Tensor:
+        """Write the canvas: what was decided, and as much more by rank as the step budget asks for. The history of
+        what is still masked moves on.
 
         Returns why each position of the window was committed, int64 [S, W].
         """
@@ -183,6 +188,7 @@ class Lane:
         self.why[place] = reason[slot, offset]
         self.sure[place] = signals.confidence[slot, offset].to(self.sure.dtype)
         self.when[place] = steps[slot]
+        look.follow(reason.reshape(-1)[look.slots] == 0)
         return reason
 
     def advance(self) -> list[Row]:

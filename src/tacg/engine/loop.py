@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tacg.engine.events import Event, Finished, Started
 from tacg.engine.lane import Lane, Row, lane_key
 from tacg.errors import LogitsError, TacgError
+from tacg.scan import Hidden, Look
 from tacg.types import Output
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Engine:
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns the row's number."""
-        request.check(self.model.spec)
+        self._check(request)
         device = self.model.device
         prompt = torch.tensor(request.prompt, device=device)
         generator = torch.Generator(device=device).manual_seed(request.decode.seed)
@@ -67,18 +68,16 @@ class Engine:
         views = [(lane, *lane.window()) for lane in self._lanes.values()]
         if not views:
             return events
-        for lane, columns, observed, eligible, logits in self._forward(views):
+        for lane, columns, observed, eligible, logits, hidden in self._forward(views):
             proposal, noise = lane.draw(logits, observed)
-            try:
-                signals, decision = lane.decide(logits, observed, eligible, proposal, noise)
-            except LogitsError as error:
-                events += self._fail(lane, columns, error)
-                forwarded = observed
+            look = lane.look(logits, hidden, observed, proposal)
+            if bool(look.unusable.any()):
+                events += self._fail(lane, columns, look)
+                scanned = observed
                 columns, observed, eligible = lane.window()
-                kept = observed[forwarded]  # what is left of the positions that were forwarded
-                proposal = None if proposal is None else proposal[kept]
-                signals, decision = lane.decide(logits[kept], observed, eligible, proposal, noise)
-            reason = lane.commit(columns, signals, decision)
+                look.only(observed[scanned])
+            signals, decision = lane.decide(look, observed, eligible, noise, detail)
+            reason = lane.commit(columns, look, signals, decision)
             if detail:
                 events += lane.step_events(columns, signals, decision, reason)
             events += [Finished(row.number, lane.leave(row)) for row in lane.advance()]
@@ -94,7 +93,7 @@ class Engine:
             raise TacgError("This engine is busy with other rows; use submit() and step(), or another Engine.")
         requests = list(requests)
         for request in requests:
-            request.check(self.model.spec)
+            self._check(request)
         mine = {self.submit(request) for request in requests}
         try:
             while mine:
@@ -113,6 +112,14 @@ class Engine:
         outputs = [done[number] for number in sorted(done)]
         refuse_failures(outputs)
         return outputs
+
+    def _check(self, request: Request) -> None:
+        request.check(self.model.spec)
+        if request.decode.memory == "hidden" and not hasattr(self.model, "hidden"):
+            name = self.model.spec.name
+            raise TacgError(
+                f'`memory` "hidden" needs a model that shows its hidden states, {name!r} does not: use fp32.'
+            )
 
     def _admit(self) -> list[Event]:
         """Let waiting rows in as long as there is room."""
@@ -144,21 +151,20 @@ class Engine:
         self._cancelled.clear()
         return events
 
-    def _fail(self, lane: Lane, columns: Tensor, error: LogitsError) -> list[Event]:
-        """End the rows that the error names; it knows them by slot and place in the window."""
+    def _fail(self, lane: Lane, columns: Tensor, look: Look) -> list[Event]:
+        """End the rows that have unusable logits."""
         events: list[Event] = []
-        for slot, offset in error.where:
-            row = lane.rows[slot]
+        for slot in look.slots[look.unusable].tolist():
+            row, offset = lane.rows[slot // lane.width], slot % lane.width
             if row is not None:
-                told = (
-                    f"Unusable logits (NaN, +inf or only -inf) at row {row.number}, position {columns[slot, offset]}."
-                )
+                place = int(columns[row.slot, offset])
+                told = f"Unusable logits (NaN, +inf or only -inf) at row {row.number}, position {place}."
                 events.append(Finished(row.number, lane.leave(row, "error", told)))
         return events
 
     def _forward(
         self, views: list[tuple[Lane, Tensor, Tensor, Tensor]]
-    ) -> list[tuple[Lane, Tensor, Tensor, Tensor, Tensor]]:
+    ) -> list[tuple[Lane, Tensor, Tensor, Tensor, Tensor, Hidden | None]]:
         """Call the model once for all rows of all lanes; logits only where they will be scanned. The only place
         that calls the model, and so the only place that counts forwards."""
         pieces: list[Tensor] = []
@@ -173,9 +179,15 @@ class Engine:
                 spans.append(span)
                 total += len(span)
                 row.forwards += 1
-        logits = self.model(torch.cat(pieces), spans, torch.cat(select))
+        tokens, chosen = torch.cat(pieces), torch.cat(select)
         sizes = [int(observed.sum()) for _, _, observed, _ in views]
-        return [(*view, part) for view, part in zip(views, torch.split(logits, sizes), strict=True)]
+        if not any(lane.decode.memory == "hidden" for lane, *_ in views):
+            parts = torch.split(self.model(tokens, spans, chosen), sizes)
+            return [(*view, logits, None) for view, logits in zip(views, parts, strict=True)]
+        model: Any = self.model
+        states = model.hidden(tokens, spans, chosen)
+        both = zip(views, torch.split(model.head(states), sizes), torch.split(states, sizes), strict=True)
+        return [(*view, logits, Hidden(part, model.head, view[0].hidden_ids)) for view, logits, part in both]
 
 
 def refuse_failures(outputs: Iterable[Output]) -> None:

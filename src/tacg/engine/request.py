@@ -9,6 +9,8 @@ from tacg.cache import MODES, resolve_mode
 from tacg.errors import TacgError, unknown
 from tacg.knobs import Knobs, knob
 from tacg.policies import Policy, find_preset, get_policy
+from tacg.scan.look import BACKENDS
+from tacg.scan.memory import KINDS
 
 if TYPE_CHECKING:
     from tacg.models.base import ModelSpec
@@ -30,6 +32,10 @@ class Decode(Knobs):
         choices=("block", "sequence"),
     )
     cache: str = knob("auto", "keys and values that are kept: auto takes the exact one (block or none)", choices=MODES)
+    memory: str = knob(
+        "fp32", "how the reference is kept: of logits in fp32 or bf16, or of hidden states", choices=tuple(KINDS)
+    )
+    scan: str = knob("auto", "what reads the logits: auto takes the fastest that the device has", choices=BACKENDS)
     suppress: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:

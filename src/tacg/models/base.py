@@ -72,6 +72,9 @@ class Denoiser(Protocol):
     def __call__(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Logits [P, V] at `select`; aligned, so that position i predicts token i. The engine may write into them.
 
+        Models that also have `hidden` (the same, but hidden states [P, H]) and `head` (logits of these) can be decoded
+        with `memory="hidden"`.
+
         tokens  int64 [N], the tokens of the spans one after another
         spans   which part of its row each of them is
         select  int64 [P], indices into `tokens`

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from tacg.models.fields import Fields
-from tacg.models.layers import FeedForward, QwenLayer, RmsNorm, Rows, denoise
+from tacg.models.layers import FeedForward, Network, QwenLayer, RmsNorm, Rows, denoise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tacg.models.base import ModelSpec, Span
+    from tacg.models.base import Span
 
 SUPPORTED = {"hidden_act": "silu", "rope_scaling": None, "use_sliding_window": False, "tie_word_embeddings": False}
 
@@ -75,10 +75,9 @@ class Attention(nn.Module):
         return mixed
 
 
-class Dream(nn.Module):
+class Dream(Network):
     """The network; module names spell the checkpoint's tensor names, which are Qwen2's."""
 
-    spec: ModelSpec
     lookback = 1
 
     def __init__(self, config: DreamConfig) -> None:
@@ -97,16 +96,16 @@ class Dream(nn.Module):
         self.lm_head = nn.Linear(config.width, config.table_size, bias=False)
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.lm_head.weight.device
+    def table(self) -> Tensor:
+        """The output table [V, D]."""
+        return self.lm_head.weight
 
-    def forward(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
-        """Logits [P, V] at `select` (see `Denoiser`). A row's first position has no prediction and reads its own."""
+    def hidden(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
+        """Hidden states [P, D] at `select`. A row's first position has no prediction and reads its own."""
         first = torch.tensor([0, *(len(span) for span in spans)], device=tokens.device).cumsum(0)
         select = torch.where(torch.isin(select, first), select, select - 1)
         parts: Any = self.model
         return denoise(
             tokens, spans, select, embed=parts["embed_tokens"], layers=parts["layers"], norm=parts["norm"],
-            head=self.lm_head.weight, rotary=self.config.width // self.config.heads, theta=self.config.rope_theta,
+            rotary=self.config.width // self.config.heads, theta=self.config.rope_theta,
         )  # fmt: skip

@@ -14,6 +14,8 @@ from tacg.models.base import Span
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tacg.models.base import ModelSpec
+
 # Below this many rows the matrix library takes another code path, with other rounding.
 STEADY_ROWS = 16
 
@@ -106,24 +108,52 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> T
     return mixed.transpose(1, 2).flatten(2)
 
 
+class Network(nn.Module):
+    """What the families have in common: hidden states first, then logits. Subclasses say how, and which table."""
+
+    spec: ModelSpec
+
+    @property
+    def table(self) -> Tensor:
+        """The output table [V, D]."""
+        raise NotImplementedError
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.table.device
+
+    def hidden(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
+        """Hidden states [P, D] at `select`, behind the last norm: `head` makes logits of them (see `Denoiser`)."""
+        raise NotImplementedError
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """[P, D] -> [P, V]. Few rows are filled up, so that rounding does not depend on their number."""
+        missing = max(0, STEADY_ROWS - len(hidden))
+        return F.linear(F.pad(hidden, (0, 0, 0, missing)), self.table)[: len(hidden)]
+
+    def forward(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
+        """Logits [P, V] at `select` (see `Denoiser`)."""
+        return self.head(self.hidden(tokens, spans, select))
+
+
 def denoise(
     tokens: Tensor, spans: Sequence[Span], select: Tensor, *, embed: nn.Module, layers: nn.Module, norm: nn.Module,
-    head: Tensor, rotary: int, theta: float, wide: bool = False, block: int | None = None,
+    rotary: int, theta: float, wide: bool = False, block: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """The way of every family: embed, pass the layers, norm, and logits [P, V] at `select` (see `Denoiser`, `Rows`).
+    """The way of every family: embed, pass the layers, norm: hidden states [P, D] at `select` (see `Rows`).
 
     Very small batches are filled up with a row that nobody reads, so that rounding does not depend on their size.
     """
-    count, missing = len(select), STEADY_ROWS - len(tokens)
+    missing = STEADY_ROWS - len(tokens)
     if missing > 0:
         tokens, spans = F.pad(tokens, (0, missing)), [*spans, Span(0, missing, missing)]
-    if count < STEADY_ROWS:
-        select = F.pad(select, (0, STEADY_ROWS - count))
     rows = Rows(spans, rotary, theta, tokens.device, wide=wide, block=block)
     x = embed(tokens)
     for number, layer in enumerate(layers.children()):
         x = layer(number, x, rows)
-    return F.linear(norm(x[select]), head)[:count]
+    made: Tensor = norm(x[select])
+    return made
 
 
 class QwenLayer(nn.Module):

@@ -10,17 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacg.models.fields import Fields
-from tacg.models.layers import RmsNorm, Rows, denoise
+from tacg.models.layers import Network, RmsNorm, Rows, denoise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tacg.models.base import ModelSpec, Span
+    from tacg.models.base import Span
 
 # Switches of the official config that change the network, with the only value that this file implements.
 SUPPORTED = {
@@ -104,10 +103,8 @@ class Block(nn.Module):
         return x + fed
 
 
-class Llada(nn.Module):
+class Llada(Network):
     """The network; module names spell the checkpoint's tensor names."""
-
-    spec: ModelSpec
 
     def __init__(self, config: LladaConfig) -> None:
         super().__init__()
@@ -122,15 +119,16 @@ class Llada(nn.Module):
         self.model = nn.ModuleDict({"transformer": nn.ModuleDict(parts)})
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.parameters()).device
+    def table(self) -> Tensor:
+        """The output table [V, D]."""
+        parts: Any = self.model["transformer"]
+        table: Tensor = (parts["wte"] if self.config.tied else parts["ff_out"]).weight
+        return table
 
-    def forward(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
-        """Logits [P, V] at `select` (see `Denoiser`)."""
+    def hidden(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
+        """Hidden states [P, D] at `select`."""
         parts: Any = self.model["transformer"]
         return denoise(
             tokens, spans, select, embed=parts["wte"], layers=parts["blocks"], norm=parts["ln_f"],
-            head=(parts["wte"] if self.config.tied else parts["ff_out"]).weight,
             rotary=self.config.d_model // self.config.n_heads, theta=self.config.rope_theta, wide=True,
         )  # fmt: skip

@@ -17,12 +17,12 @@ from torch.nn import functional as F
 
 from tacg.errors import TacgError
 from tacg.models.fields import Fields
-from tacg.models.layers import Experts, FeedForward, RmsNorm, Rows, denoise
+from tacg.models.layers import Experts, FeedForward, Network, RmsNorm, Rows, denoise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tacg.models.base import ModelSpec, Span
+    from tacg.models.base import Span
 
 BLOCK = 32
 SUPPORTED = {
@@ -197,10 +197,9 @@ class Layer(nn.Module):
         return x + fed
 
 
-class Llada2(nn.Module):
+class Llada2(Network):
     """The network; module names spell the checkpoint's tensor names, but for the stacked experts."""
 
-    spec: ModelSpec
     block = BLOCK
 
     def __init__(self, config: Llada2Config) -> None:
@@ -216,9 +215,9 @@ class Llada2(nn.Module):
         self.lm_head = nn.Linear(config.width, config.table_size, bias=False)
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.lm_head.weight.device
+    def table(self) -> Tensor:
+        """The output table [V, D]."""
+        return self.lm_head.weight
 
     def placed(self, name: str) -> tuple[str, int | None] | None:
         """Where a tensor of the checkpoint goes: parameter and expert. None: leftovers of training, not used."""
@@ -227,12 +226,12 @@ class Llada2(nn.Module):
             return None
         return expert_place(name)
 
-    def forward(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
-        """Logits [P, V] at `select` (see `Denoiser`)."""
+    def hidden(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
+        """Hidden states [P, D] at `select`."""
         parts: Any = self.model
         return denoise(
             tokens, spans, select, embed=parts["word_embeddings"], layers=parts["layers"], norm=parts["norm"],
-            head=self.lm_head.weight, rotary=self.config.rotary, theta=self.config.rope_theta, block=BLOCK,
+            rotary=self.config.rotary, theta=self.config.rope_theta, block=BLOCK,
         )  # fmt: skip
 
 

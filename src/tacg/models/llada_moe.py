@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacg.errors import TacgError
 from tacg.models.fields import Fields
-from tacg.models.layers import Experts, QwenLayer, RmsNorm, Rows, denoise
+from tacg.models.layers import Experts, Network, QwenLayer, RmsNorm, Rows, denoise
 from tacg.models.llada2 import expert_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tacg.models.base import ModelSpec, Span
+    from tacg.models.base import Span
 
 SUPPORTED = {
     "hidden_act": "silu",
@@ -116,10 +115,8 @@ class Mixture(nn.Module):
         return mixed
 
 
-class LladaMoe(nn.Module):
+class LladaMoe(Network):
     """The network; module names spell the checkpoint's tensor names, but for the stacked experts."""
-
-    spec: ModelSpec
 
     def __init__(self, config: LladaMoeConfig) -> None:
         super().__init__()
@@ -137,18 +134,18 @@ class LladaMoe(nn.Module):
         self.lm_head = nn.Linear(config.width, config.table_size, bias=False)
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.lm_head.weight.device
+    def table(self) -> Tensor:
+        """The output table [V, D]."""
+        return self.lm_head.weight
 
     def placed(self, name: str) -> tuple[str, int | None] | None:
         """Where a tensor of the checkpoint goes: parameter and expert."""
         return expert_place(name)
 
-    def forward(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
-        """Logits [P, V] at `select` (see `Denoiser`)."""
+    def hidden(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
+        """Hidden states [P, D] at `select`."""
         parts: Any = self.model
         return denoise(
             tokens, spans, select, embed=parts["embed_tokens"], layers=parts["layers"], norm=parts["norm"],
-            head=self.lm_head.weight, rotary=self.config.head_dim, theta=self.config.rope_theta,
+            rotary=self.config.head_dim, theta=self.config.rope_theta,
         )  # fmt: skip

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
-import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,7 @@ from tacg.models.dream import Dream, DreamConfig
 from tacg.models.llada import Llada, LladaConfig
 from tacg.models.llada2 import Llada2, Llada2Config
 from tacg.models.llada_moe import LladaMoe, LladaMoeConfig
+from tacg.pages import let_go
 from tacg.text import LLADA_TEMPLATE, Tokenizer, read_json
 
 if TYPE_CHECKING:
@@ -144,25 +143,12 @@ def _fill(model: Network, directory: Path, dtype: torch.dtype, device: torch.dev
                         found[target] = torch.empty(wanted[target].shape, dtype=kind, device=device)
                     found[target][expert] = source
                 if found[target].data_ptr() != source.data_ptr():
-                    _let_go(source)
+                    let_go(source)
                 done += size
                 if tell is not None:
                     tell(done, total)
     model.load_state_dict(found, assign=True)
     model.requires_grad_(False)
-
-
-def _let_go(copied: Tensor) -> None:
-    """Give back the memory behind a tensor of a mapped file that was copied: the map itself lives as long as any of it.
-
-    Only whole pages inside the tensor; on systems without `madvise` nothing happens.
-    """
-    page = mmap.PAGESIZE
-    start = -(-copied.data_ptr() // page) * page
-    size = (copied.data_ptr() + copied.nbytes) // page * page - start
-    with contextlib.suppress(AttributeError, OSError):
-        if size > 0:
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
 
 
 def _places(model: Network, directory: Path) -> dict[str, tuple[str, int | None, int]]:

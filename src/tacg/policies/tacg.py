@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
-from tacg.gate import GateConfig, commit_rule, persistence, temporal_support
+from tacg.gate import GateConfig, commit_rule, persistence
 from tacg.knobs import knob
 from tacg.policies.base import State, Wrapper
 from tacg.types import Decision, Needs
@@ -47,15 +47,15 @@ class Tacg(Wrapper):
         """Ask the base policy, then gate its answer."""
         below, base_state = self.base.decide(signals, state["base"])
         streak = persistence(signals, state["tokens"], state["streak"])
-        promoting = self.gate.k_extra > 0
-        support = temporal_support(signals, self.gate) if promoting else torch.zeros_like(signals.confidence)
         ready = below.base if below.extra is None else below.base | below.extra
-        step = commit_rule(signals, ready, streak, support, self.gate)
+        ranking = self.gate.k_extra > 0 and self.fallback == "readiness"
+        goal = signals.owed() if below.pace is None else below.pace.clamp(min=1)
+        step = commit_rule(signals, ready, streak, self.gate, goal if ranking else None)
         decision = Decision(
             base=step.base,
             extra=step.extra,
-            rank=step.readiness if promoting and self.fallback == "readiness" else below.rank,
+            rank=step.readiness if ranking else below.rank,
             pace=below.pace,
-            notes={**below.notes, "streak": streak, "support": support, "readiness": step.readiness},
+            notes={**below.notes, "streak": streak, "support": step.support, "readiness": step.readiness},
         )
         return decision, {"tokens": signals.token, "streak": streak, "base": base_state}

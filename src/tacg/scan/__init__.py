@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tacg.scan.look import Hidden, Look
 from tacg.scan.memory import Memory
-from tacg.scan.reference import scan
 from tacg.types import Signals
 
 if TYPE_CHECKING:
@@ -15,44 +15,57 @@ if TYPE_CHECKING:
 
     from tacg.types import Needs
 
-__all__ = ["Memory", "observe", "scan"]
+__all__ = ["Hidden", "Look", "Memory", "observe", "scan"]
+
+
+def scan(
+    logits: Tensor, slots: Tensor, memory: Memory, needs: Needs, proposal: Tensor | None = None, backend: str = "auto"
+) -> dict[str, Tensor]:
+    """Measure all `needs` at P positions and move their history on by one step (see `Look`)."""
+    look = Look(logits, slots, memory, needs, proposal, backend=backend)
+    look.refuse_unusable()
+    found = {**look.found, "first": look.first}
+    if needs.contrast is not None and not look.fused:
+        measured = look.contrast(torch.arange(len(slots), device=slots.device))
+        found |= {name: values for name, values in measured.items() if name in needs}
+    look.follow()
+    return found
 
 
 def observe(
-    logits: Tensor,
-    observed: Tensor,
-    eligible: Tensor,
-    memory: Memory,
-    needs: Needs,
-    *,
-    step: Tensor,
-    steps: Tensor,
-    proposal: Tensor | None = None,
-    noise: Tensor | None = None,
-) -> Signals:
-    """Scan the observed positions and spread the result over the window.
+    look: Look, observed: Tensor, eligible: Tensor, *, step: Tensor, steps: Tensor, noise: Tensor | None = None,
+    eager: bool = False,
+) -> Signals:  # fmt: skip
+    """Spread what the look found over the window. The contrast is measured where a policy asks; `eager`: everywhere.
 
-    logits float [P, V]: row-major order of the P positions where `observed` [R, W] is true.
+    observed bool [R, W]: the positions of `look`, in row-major order.
     """
-    slots = observed.reshape(-1).nonzero().squeeze(1)
-    found = scan(logits, slots, memory, needs, proposal)
+    slots = look.slots
 
-    def spread(values: Tensor, neutral: float = 0) -> Tensor:
+    def spread(values: Tensor, at: Tensor, neutral: float = 0) -> Tensor:
         board = torch.full((observed.numel(),), neutral, dtype=values.dtype, device=values.device)
-        board[slots] = values
+        board[at] = values
         return board.view(observed.shape)
 
-    token, confidence, first = found.pop("token"), found.pop("confidence"), found.pop("first")
-    measured = {name: spread(values) for name, values in found.items()}
+    def later(where: Tensor) -> dict[str, Tensor]:
+        chosen = where.reshape(-1)[slots].nonzero().squeeze(1)
+        values = look.contrast(chosen) if len(chosen) else dict.fromkeys(("reference", "readout"), look.peak[:0])
+        return {name: spread(found, slots[chosen]) for name, found in values.items()}
+
+    found = dict(look.found)
+    token, confidence = found.pop("token"), found.pop("confidence")
+    measured = {name: spread(values, slots) for name, values in found.items()}
     if noise is not None:
         measured["noise"] = noise
-    return Signals(
+    signals = Signals(
         observed=observed,
         eligible=eligible,
-        first=spread(first),
-        token=spread(token, -1),
-        confidence=spread(confidence),
+        first=spread(look.first, slots),
+        token=spread(token, slots, -1),
+        confidence=spread(confidence, slots),
         step=step,
         steps=steps,
         measured=measured,
+        later=later if look.needs.contrast is not None and not look.fused else None,
     )
+    return signals.known(observed) if eager else signals

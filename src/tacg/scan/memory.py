@@ -1,51 +1,71 @@
-"""The V-sized history of a trajectory: the EMA reference and the previous posterior. Nothing else keeps them."""
+"""The history of trajectories: the EMA reference and the previous posterior. Nothing else keeps them."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from tacg.errors import TacgError
+from tacg.pages import let_go
+
+WORTHWHILE = 1 << 16  # bytes of a position's history from which on they are given back one by one
+KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "hidden": torch.float32}
+
 
 class Memory:
     """History of R rows x W positions, addressed by slot = row * W + position.
 
-    seen       bool  [R * W]     the position was observed in the last scan, so its history is valid
-    reference  float [R * W, V]  EMA of logits (gauge-fixed: the largest logit is 0), when asked for
-    previous   float [R * W, V]  posterior of the last observation, when asked for
+    kind       `fp32` or `bf16` keep the EMA of logits in that type; `hidden` keeps the EMA of the hidden states that
+               the logits are made of, which is the same thing before the output layer, and much smaller
+    seen       bool  [R * W]          the position was observed in the last scan, so its history is valid
+    reference  float [R * W, V or H]  the EMA (logits are gauge-fixed: the largest is 0), when asked for
+    previous   float [R * W, V]       logarithm of the last smoothed posterior, when asked for (Triton: logits)
+    gauge, norm  float [R * W]        Triton's: what the reference and `previous` are off by
 
     A position that was not part of the last scan has no trajectory: it starts neutral when it comes (back).
+    Memory that no trajectory needs is given back to the system as positions are committed.
     """
 
-    def __init__(self, rows: int, width: int, device: torch.device | str = "cpu") -> None:
-        self.width = width
+    def __init__(self, rows: int, width: int, device: torch.device | str = "cpu", kind: str = "fp32") -> None:
+        if kind not in KINDS:
+            raise TacgError(f"`memory` must be one of {', '.join(KINDS)}, got {kind!r}.")
+        self.width, self.kind = width, kind
         self.seen = torch.zeros(rows * width, dtype=torch.bool, device=device)
+        self.gauge, self.norm = (torch.zeros(rows * width, device=device) for _ in range(2))
         self.reference: Tensor | None = None
         self.previous: Tensor | None = None
 
     def grow(self, rows: int) -> None:
         """Make room for `rows` rows in all; the new ones are unseen."""
-        self.seen = _longer(self.seen, rows * self.width)
-        if self.reference is not None:
-            self.reference = _longer(self.reference, rows * self.width)
-        if self.previous is not None:
-            self.previous = _longer(self.previous, rows * self.width)
+        before, self.seen = self.seen, self.seen.new_zeros(rows * self.width)
+        self.seen[: len(before)] = before
+        self.gauge, self.norm = (torch.cat([x, x.new_zeros(len(self.seen) - len(x))]) for x in (self.gauge, self.norm))
+        for name in ("reference", "previous"):
+            if (old := getattr(self, name)) is not None:
+                setattr(self, name, new := old.new_empty(len(self.seen), old.shape[1]))
+                for slot in before.nonzero().squeeze(1).tolist():  # untouched pages take no memory
+                    new[slot] = old[slot]
 
     def forget(self, row: int) -> None:
         """End the trajectories of a row: it left, or moved to another block."""
         self.seen[row * self.width : (row + 1) * self.width] = False
 
     def saw(self, slots: Tensor) -> None:
-        """Note which slots were observed in this scan; every other trajectory has ended."""
-        self.seen.zero_()
+        """Note whose trajectories go on; every other one has ended."""
+        before, self.seen = self.seen, torch.zeros_like(self.seen)
         self.seen[slots] = True
+        for store in (self.reference, self.previous):
+            if store is not None and store.device.type == "cpu" and store[0].nbytes >= WORTHWHILE:
+                for slot in (before & ~self.seen).nonzero().squeeze(1).tolist():
+                    let_go(store[slot])
 
     def store(self, name: str, like: Tensor) -> Tensor:
-        """The store `reference` or `previous`, made on first use with the vocabulary and dtype of `like` [P, V]."""
-        if getattr(self, name) is None:
-            setattr(self, name, like.new_zeros(len(self.seen), like.shape[1]))
-        found: Tensor = getattr(self, name)
+        """The store `reference` or `previous`, made on first use for rows like those of `like` [P, V or H]."""
+        found: Tensor | None = getattr(self, name)
+        if found is None:
+            kind = torch.promote_types(like.dtype, torch.float32)
+            if name == "reference" and self.kind == "bf16":
+                kind = torch.bfloat16
+            found = like.new_empty(len(self.seen), like.shape[1], dtype=kind)
+            setattr(self, name, found)
         return found
-
-
-def _longer(store: Tensor, length: int) -> Tensor:
-    return torch.cat([store, store.new_zeros(length - len(store), *store.shape[1:])])

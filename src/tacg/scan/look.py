@@ -1,0 +1,151 @@
+"""One step's look at the logits: scalars at once, the contrast where somebody asks for it, then history moves on."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tacg.errors import LogitsError, TacgError, unknown
+from tacg.scan.reference import SUPPRESSED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from tacg.scan.memory import Memory
+    from tacg.types import Needs
+
+BACKENDS = ("auto", "cpu", "triton", "reference")
+
+
+def backend_for(name: str, logits: Tensor, kind: str) -> Any:
+    """The module that scans: as asked, or Triton on a GPU that has it, the plain one on other devices.
+
+    Triton keeps the EMA of logits only; a memory of hidden states is followed with plain operations.
+    """
+    device, wide = logits.device.type, logits.dtype == torch.float64
+    if name not in BACKENDS:
+        raise unknown("scan", name, BACKENDS)
+    if name == "auto":
+        usable = device == "cuda" and not wide and kind != "hidden" and importlib.util.find_spec("triton") is not None
+        name = "triton" if usable else "cpu" if device == "cpu" else "reference"
+    if name == "cpu" and device != "cpu":
+        raise TacgError(f"`scan` cpu needs logits on the CPU, got {logits.device}: use auto.")
+    if name == "triton" and (wide or kind == "hidden"):
+        raise TacgError(
+            f"`scan` triton follows logits of at most 32 bits, got {logits.dtype}, memory {kind}: use auto."
+        )
+    try:
+        return importlib.import_module(f"tacg.scan.{name}")
+    except ImportError as error:
+        raise TacgError(f"`scan` {name} cannot run here ({error}): pip install triton, or use auto.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """The hidden states [P, H] of some positions, and what makes logits of them: linear, but for suppressed tokens."""
+
+    states: Tensor
+    head: Callable[[Tensor], Tensor]
+    suppressed: Tensor
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[C, H] -> [C, V]."""
+        made = self.head(states.to(self.states.dtype))
+        made[:, self.suppressed] = -torch.inf
+        return made
+
+
+class Look:
+    """Logits of P positions under examination.
+
+    logits    float [P, V], any float dtype; arithmetic is in float32 at least
+    slots     int64 [P], where each position's history is kept in `memory`
+    hidden    what the logits were made of; for a memory of hidden states
+    found     token (int64), confidence and what else was asked for, [P] each; the contrast only if it came for free
+    first     bool [P], observed for the first time
+    unusable  bool [P], NaN, +inf or nothing but -inf
+
+    Call `follow` when the step is decided: until then the contrast can be asked for.
+    """
+
+    def __init__(
+        self, logits: Tensor, slots: Tensor, memory: Memory, needs: Needs, proposal: Tensor | None = None,
+        hidden: Hidden | None = None, backend: str = "auto",
+    ) -> None:  # fmt: skip
+        self.logits, self.slots, self.memory, self.needs = logits.detach(), slots, memory, needs
+        self.hidden = hidden if memory.kind == "hidden" else None
+        self.rows: Tensor | None = None  # which of the P positions are still of interest; None: all
+        self.first = ~memory.seen[slots]
+        self.backend = backend_for(backend, logits, memory.kind)
+        self.fused = hasattr(self.backend, "scan")
+        if not len(slots):
+            self.found = _nothing(logits, needs)
+        elif self.fused:
+            self.found = self.backend.scan(self.logits, slots, self.first, proposal, needs, memory)
+        else:
+            previous = memory.store("previous", self.logits) if "kl" in needs else None
+            self.found = self.backend.read(self.logits, proposal, needs.names, previous, slots, self.first)
+        self.peak: Tensor = self.found.pop("peak")
+        self.unusable = ~(self.peak.isfinite() & (self.peak > SUPPRESSED))
+
+    def refuse_unusable(self) -> None:
+        """Raise if there are unusable logits, naming row and position."""
+        if not bool(self.unusable.any()):
+            return
+        width = self.memory.width
+        bad = [(slot // width, slot % width) for slot in self.slots[self.unusable].tolist()]
+        value = float(self.peak[self.unusable][0])
+        what = "only -inf" if value <= SUPPRESSED else str(value)
+        raise LogitsError(
+            f"Logits of row {bad[0][0]}, position {bad[0][1]} hold {what} ({len(bad)} such position(s) in this step). "
+            "Every masked position needs at least one finite logit and no NaN or +inf: check the model's dtype "
+            "and the suppressed ids.",
+            bad,
+        )
+
+    def only(self, kept: Tensor) -> None:
+        """Go on with some of the positions, bool [P]: the rows of the others have left."""
+        rows = kept.nonzero().squeeze(1)
+        self.rows = rows if self.rows is None else self.rows[rows]
+        self.slots, self.first, self.peak, self.unusable = (
+            each[rows] for each in (self.slots, self.first, self.peak, self.unusable)
+        )
+        self.found = {name: values[rows] for name, values in self.found.items()}
+
+    def contrast(self, chosen: Tensor) -> dict[str, Tensor]:
+        """reference and readout, p_ref(x̂) and q(x̂), at the chosen positions (int64 [C]): [C] each."""
+        contrast = self.needs.contrast
+        assert contrast is not None
+        logits = self.logits[chosen if self.rows is None else self.rows[chosen]]
+        if self.hidden is None:
+            past = self.memory.store("reference", logits)[self.slots[chosen]]
+        else:
+            past = self.hidden.logits(self.memory.store("reference", self.hidden.states)[self.slots[chosen]])
+        past = torch.where(self.first[chosen, None], logits.to(past.dtype), past)
+        before, readout = self.backend.contrast(logits, past, self.found["token"][chosen], contrast.w)
+        return {"reference": before, "readout": readout}
+
+    def follow(self, kept: Tensor | None = None) -> None:
+        """Move the history on by one step, where `kept` (bool [P]); all else is forgotten."""
+        mine = None if kept is None else kept.nonzero().squeeze(1)
+        slots = self.slots if mine is None else self.slots[mine]
+        if self.needs.contrast is not None and len(slots) and not self.fused:
+            rows = torch.arange(len(self.slots), device=slots.device) if self.rows is None else self.rows
+            first, peak = (x if mine is None else x[mine] for x in (self.first, self.peak))
+            values, offset = (self.logits, peak) if self.hidden is None else (self.hidden.states, None)
+            store = self.memory.store("reference", values)
+            rows = rows if mine is None else rows[mine]
+            self.backend.follow(store, slots, values, rows, offset, first, self.needs.contrast.beta)
+        self.memory.saw(slots)
+
+
+def _nothing(logits: Tensor, needs: Needs) -> dict[str, Tensor]:
+    """What is read when no position is observed."""
+    empty = logits.new_zeros(0, dtype=torch.promote_types(logits.dtype, torch.float32))
+    names = (needs.names - {"noise"}) | {"peak", "confidence"}
+    return dict.fromkeys(names, empty) | {"token": empty.long()}

@@ -1,0 +1,147 @@
+"""The scan on a GPU, in one kernel: the logits are read once, the reference is read and written once.
+
+A program takes a position and walks over the vocabulary in tiles, keeping running maxima and running sums (online
+softmax) of the posterior, the reference and the readout. Everything is measured: on a GPU arithmetic is free, memory is
+not. What is stored differs from the CPU's scan in one detail: the largest logit is known only at the end of the walk,
+so the EMA is gauged by that of the step before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tacg.scan.memory import Memory
+    from tacg.types import Needs
+
+TILE = 2048
+WARPS = 8
+
+
+@triton.jit
+def _rescaled(peak, total, values, inside):  # type: ignore[no-untyped-def]
+    """Running maximum and sum of exponentials, moved on by a tile."""
+    higher = tl.maximum(peak, tl.max(tl.where(inside, values, -3e38)))
+    weight = tl.where(inside, tl.exp(values - higher), 0.0)
+    return higher, total * tl.exp(peak - higher) + tl.sum(weight)
+
+
+@triton.jit
+def scan_kernel(  # type: ignore[no-untyped-def]
+    logits, row_stride, column_stride, slots, first, proposal,
+    reference, reference_stride, gauge, previous, previous_stride, norm,
+    token_out, scalars_out, count, size, w, beta,
+    proposed: tl.constexpr, contrast: tl.constexpr, divergence: tl.constexpr, tile: tl.constexpr,
+):  # fmt: skip
+    """One position. `scalars_out` float32 [7, count]: peak, confidence, margin, entropy, kl, reference, readout."""
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + row)
+    begins = tl.load(first + row) != 0
+    lowest, nothing = -1e30, -3e38  # as SUPPRESSED in reference.py; below every logit, yet a number
+
+    peak, total, moment, second = nothing, 0.0, 0.0, nothing
+    best = tl.zeros((), dtype=tl.int64)
+    bad = tl.zeros((), dtype=tl.int32)
+    ref_peak, ref_total, ref_at = nothing, 0.0, 0.0
+    out_peak, out_total = nothing, 0.0
+    cross, base, last_norm = 0.0, 0.0, 0.0
+    if contrast:
+        start_of_row = tl.arange(0, tile)
+        head = tl.load(
+            logits + row * row_stride + start_of_row * column_stride, mask=start_of_row < size, other=float("-inf")
+        ).to(tl.float32)
+        guess = tl.max(head)
+        base = tl.where(begins, tl.where((guess > lowest) & (guess < -lowest), guess, 0.0), tl.load(gauge + slot))
+    if divergence:
+        last_norm = tl.load(norm + slot)
+    if proposed:
+        best = tl.load(proposal + row)
+        chosen = tl.maximum(tl.load(logits + row * row_stride + best * column_stride).to(tl.float32), lowest)
+        if contrast:
+            ref_at = tl.where(begins, chosen - base, tl.load(reference + slot * reference_stride + best).to(tl.float32))
+
+    for start in range(0, size, tile):
+        column = start + tl.arange(0, tile)
+        inside = column < size
+        z = tl.load(logits + row * row_stride + column * column_stride, mask=inside, other=float("-inf")).to(tl.float32)
+        bad += tl.sum((inside & (z != z)).to(tl.int32))
+        z = tl.maximum(z, lowest)
+        seen = tl.where(inside, z, nothing)
+        tile_peak = tl.max(seen)
+        tile_best = tl.argmax(seen, axis=0, tie_break_left=True)
+        tile_second = tl.max(tl.where(column == start + tile_best, nothing, seen))
+        second = tl.maximum(tl.minimum(peak, tile_peak), tl.maximum(second, tile_second))
+
+        higher = tl.maximum(peak, tile_peak)
+        scale = tl.exp(peak - higher)
+        weight = tl.where(inside, tl.exp(z - higher), 0.0)
+        moment = scale * (moment + total * (peak - higher)) + tl.sum(tl.where(inside, weight * (z - higher), 0.0))
+        total = total * scale + tl.sum(weight)
+        if contrast:
+            place = reference + slot * reference_stride + column
+            now = tl.maximum(z - base, lowest)
+            ref = tl.where(begins, now, tl.load(place, mask=inside, other=0.0).to(tl.float32))
+            ref_peak, ref_total = _rescaled(ref_peak, ref_total, ref, inside)
+            out_peak, out_total = _rescaled(out_peak, out_total, now + w * (now - ref), inside)
+            if not proposed:
+                here = tl.sum(tl.where(column == start + tile_best, ref, 0.0))
+                ref_at = tl.where(tile_peak > peak, here, ref_at)
+            tl.store(place, beta * ref + (1.0 - beta) * now, mask=inside)
+        if divergence:
+            place = previous + slot * previous_stride + column
+            before = tl.exp(tl.load(place, mask=inside, other=0.0).to(tl.float32) - last_norm)
+            before = tl.where(begins, 0.0, before)
+            cross = cross * scale + tl.sum(tl.where(inside, weight * tl.log(before + 1e-12), 0.0))
+            tl.store(place, z, mask=inside)
+        if not proposed:
+            best = tl.where(tile_peak > peak, (start + tile_best).to(tl.int64), best)
+        peak = higher
+
+    shift = tl.log(total)
+    entropy = shift - moment / total
+    own = peak
+    if proposed:
+        own = chosen
+    tl.store(token_out + row, best)
+    tl.store(scalars_out + row, tl.where(bad > 0, float("nan"), peak))
+    tl.store(scalars_out + count + row, tl.exp(own - peak - shift))
+    tl.store(scalars_out + 2 * count + row, tl.exp(-shift) - tl.exp(second - peak - shift))
+    tl.store(scalars_out + 3 * count + row, entropy)
+    if divergence:
+        tl.store(scalars_out + 4 * count + row, -entropy - cross / total)
+        tl.store(norm + slot, peak + shift)
+    if contrast:
+        mine = own - base
+        tl.store(scalars_out + 5 * count + row, tl.exp(ref_at - ref_peak) / ref_total)
+        tl.store(scalars_out + 6 * count + row, tl.exp(mine + w * (mine - ref_at) - out_peak) / out_total)
+        tl.store(gauge + slot, peak)
+
+
+def scan(
+    logits: Tensor, slots: Tensor, first: Tensor, proposal: Tensor | None, needs: Needs, memory: Memory
+) -> dict[str, Tensor]:
+    """token, peak, confidence and everything else that `needs` names, [P] each; the history of all P moves on."""
+    count, size = logits.shape
+    contrast = needs.contrast
+    reference = memory.store("reference", logits) if contrast is not None else logits
+    previous = memory.store("previous", logits) if "kl" in needs else logits
+    token = torch.empty(count, dtype=torch.int64, device=logits.device)
+    scalars = torch.zeros(7, count, device=logits.device)
+    scan_kernel[(count,)](
+        logits, logits.stride(0), logits.stride(1), slots, first.to(torch.int8),
+        slots if proposal is None else proposal,
+        reference, reference.stride(0), memory.gauge, previous, previous.stride(0), memory.norm,
+        token, scalars, count, size, contrast.w if contrast else 0.0, contrast.beta if contrast else 0.0,
+        proposed=proposal is not None, contrast=contrast is not None, divergence="kl" in needs,
+        tile=min(TILE, triton.next_power_of_2(size)), num_warps=WARPS,
+    )  # fmt: skip
+    names = ("peak", "confidence", "margin", "entropy", "kl", "reference", "readout")
+    found = dict(zip(names, scalars, strict=True))
+    wanted = needs.names | {"peak", "confidence"}
+    return {"token": token} | {name: values for name, values in found.items() if name in wanted}
