@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+import tacg
+from tacg.engine.loop import Engine
+from tacg.engine.request import Decode, Request
+from tacg.errors import TacgError
+from tacg.models.scripted import ScriptedDenoiser
+from tacg.policies import get_policy
 from tacg.scan import Look, Memory, observe, scan
 from tacg.types import Contrast, Needs
-from tests.worlds import trajectory
+from tests.worlds import ReactiveDenoiser, trajectory
 
 EVERYTHING = Needs("margin", "entropy", "kl", "reference", "readout", contrast=Contrast(0.7, 0.6))
 
@@ -64,3 +70,56 @@ def test_nothing_observed_gives_neutral_boards() -> None:
     signals = observe(look, observed, observed, step=count, steps=count)
     assert signals.token.tolist() == [[-1] * 3] * 2
     assert all(not board.any() for board in (signals.confidence, signals.kl, signals.readout, signals.first))
+
+
+def test_ten_thousand_steps_decide_alike_in_every_backend() -> None:
+    """Random worlds in float32, whole decodes: what is committed, when and why does not depend on what scans."""
+    steps = 0
+    for seed in range(24):
+        scripts = [trajectory(1000 * seed + row, 24, 33, 61, scale=2.5, dtype=torch.float32) for row in range(32)]
+        policy = get_policy(("tacg", "tacg+klass")[seed % 2], threshold=0.8, tau_floor=0.4, support_lambda=0.7)
+        told = {}
+        for backend in ("reference", "cpu"):
+            decode = Decode(gen_length=32, block_length=16, early_stop=False, scan=backend)
+            requests = [Request((row,), policy, decode) for row in range(32)]
+            outputs = Engine(ScriptedDenoiser(scripts)).generate(requests)
+            told[backend] = [[(c.position, c.token, c.step, c.reason) for c in output.commits] for output in outputs]
+            steps += sum(output.steps for output in outputs) * (backend == "cpu")
+        assert told["cpu"] == told["reference"]
+    assert steps >= 10_000
+
+
+def test_a_narrow_memory_is_nearly_as_good() -> None:
+    """bf16 keeps 8 bits of each logit of the reference: support is off by less than 0.02, 0.002 on average."""
+    frames = trajectory(7, 12, 64, 4000, scale=3.0, dtype=torch.float32)
+    memories, slots = [Memory(1, 64), Memory(1, 64, kind="bf16")], torch.arange(64)
+    needs = Needs("reference", "readout", contrast=Contrast(0.3, 0.95))
+    off = []
+    for z in frames:
+        wide, narrow = (scan(z, slots, memory, needs) for memory in memories)
+        off.append((wide["readout"] - wide["reference"] - narrow["readout"] + narrow["reference"]).abs())
+    assert memories[1].reference is not None
+    assert memories[1].reference.dtype == torch.bfloat16
+    assert float(torch.stack(off).max()) < 0.02
+    assert float(torch.stack(off).mean()) < 0.002
+
+
+def test_hidden_states_stand_for_logits(llm: tacg.LLM) -> None:
+    """The EMA of logits is the output layer of the EMA of hidden states: the same decode from a smaller memory."""
+    knobs = {"gen_length": 48, "threshold": 0.3, "tau_floor": 0.05, "support_lambda": 2.0, "m_extra": 1}
+    prompts = ["One.", "Two, or so."]
+    plain, hidden = (llm.generate(prompts, "tacg", memory=kind, **knobs) for kind in ("fp32", "hidden"))
+    assert [output.commits for output in plain] == [output.commits for output in hidden]
+    assert any(commit.reason == "extra" for output in plain for commit in output.commits)
+
+
+def test_a_model_without_hidden_states_is_told_so() -> None:
+    with pytest.raises(TacgError, match="shows its hidden states"):
+        Engine(ReactiveDenoiser()).submit(Request((5,), get_policy("tacg"), Decode(memory="hidden")))
+
+
+def test_an_explicit_scan_that_cannot_run_says_so() -> None:
+    with pytest.raises(TacgError, match="triton follows logits of at most 32 bits"):
+        scan(torch.zeros(1, 4, dtype=torch.float64), torch.arange(1), Memory(1, 1), Needs(), backend="triton")
+    with pytest.raises(TacgError, match="Unknown scan 'cup'"):
+        scan(torch.zeros(1, 4), torch.arange(1), Memory(1, 1), Needs(), backend="cup")

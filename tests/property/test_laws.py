@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import tacg
 from tacg import GateConfig, GateState, commit_step
+from tacg.engine.events import Finished
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
 from tacg.knobs import Knob, Knobs
@@ -32,9 +33,12 @@ gates = st.builds(
     m_base=st.integers(1, 4),
     m_extra=st.integers(1, 4),
     k_extra=st.integers(0, 4),
-    support=st.sampled_from(["gain", "log_ratio"]),
+    support=st.sampled_from(["gain", "log_ratio", "steady"]),
     gamma=st.floats(0.1, 3),
     preserve_margin=st.none() | shares,
+    k_ratio=st.none() | st.floats(0, 3),
+    rejoin=st.booleans(),
+    peak=st.none() | shares,
 )
 decodes = st.builds(
     Decode,
@@ -278,3 +282,13 @@ def test_law_9_no_dead_knobs_in_the_decode() -> None:
             dead.append(each.name)
     assert not dead
     assert _behaviour(policy, {"suppress": (2, 3, 4)}) != _behaviour(policy, {})  # type: ignore[arg-type]
+
+
+@given(seeds, policies, decodes)
+def test_law_11_lazy_equals_eager(seed: int, policy: tacg.Policy, decode: Decode) -> None:
+    """A decode that is watched measures everything, one that is not measures what matters: the same commits."""
+    requests = [Request((5, number), policy, decode) for number in range(3)]
+    watched = Engine(ReactiveDenoiser(seed)).stream(requests, detail=True)
+    eager = {event.row: event.output for event in watched if isinstance(event, Finished)}
+    lazy = Engine(ReactiveDenoiser(seed)).generate(requests)
+    assert [eager[row] for row in sorted(eager)] == lazy

@@ -126,7 +126,7 @@ class Look:
             past = self.memory.store("reference", logits)[self.slots[chosen]]
         else:
             past = self.hidden.logits(self.memory.store("reference", self.hidden.states)[self.slots[chosen]])
-        past = torch.where(self.first[chosen, None], logits.to(past.dtype), past)
+        past = torch.where(self.first[chosen, None], logits, past)  # in the wider type of the two: neutral is exact
         before, readout = self.backend.contrast(logits, past, self.found["token"][chosen], contrast.w)
         return {"reference": before, "readout": readout}
 
