@@ -229,7 +229,7 @@ def commit_step(
         raise TacgError("`noise` is drawn by the engine, from a row's own generator; `commit_step` has none.")
     count = torch.full((len(mask),), state.steps, device=mask.device)
     slots = mask.reshape(-1).nonzero().squeeze(1)
-    look = Look(logits[mask], slots, state.memory, wanted | config.needs())
+    look = Look(logits.flatten(0, 1), slots, state.memory, wanted | config.needs(), rows=slots)
     look.refuse_unusable()
     signals = observe(look, mask, mask, step=count, steps=count + mask.shape[1], eager=not lazy)
     if callable(base_gate):

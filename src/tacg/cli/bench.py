@@ -7,20 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacg.cli.common import Json, Quick, present
+from tacg.cli.common import DEFAULT_MODEL, Json, Model, Quick, load_model, present
 from tacg.errors import TacgError, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from tacg.experiments.rows import Row
 
-KINDS = ("cache", "load")
+KINDS = ("scan", "gate", "memory", "decode", "cache", "load")
 EPILOG = """[bold]Examples[/bold]
 
-tacg bench cache                             what each cache saves, over the length of the prompt
+tacg bench scan                              a step outside the model, against plainer ways of doing it
 
-tacg bench cache --prompts 256,1024 --json
+tacg bench gate                              commit_step in your own loop: over prompt length, as positions commit
+
+tacg bench memory                            what the reference takes: fp32, bf16, hidden states
+
+tacg bench decode                            tokens a second by batch size, and where the time goes
+
+tacg bench cache --prompts 256,1024 --json   what each cache saves, over the length of the prompt
 
 tacg bench load --gigabytes 2                peak memory of loading a checkpoint, over its size"""
 
@@ -29,17 +35,30 @@ def main(
     kind: Annotated[str, typer.Argument(help=f"One of {', '.join(KINDS)}.")],
     prompts: Annotated[str, typer.Option(help="cache: prompt lengths, with commas.")] = "256,512,1024,2048",
     gen_length: Annotated[int, typer.Option(help="cache: positions to generate.", min=8)] = 64,
+    model: Model = DEFAULT_MODEL,
     gigabytes: Annotated[float, typer.Option(help="load: size of the checkpoint.", min=0.01)] = 2.0,
     out: Annotated[Path | None, typer.Option(help="Directory for rows and page; default: runs/bench-KIND.")] = None,
     quick: Quick = False,
     as_json: Json = False,
 ) -> None:
     """Benchmarks: ratios against a baseline of the same run; rows are appended."""
-    from tacg.bench import cache, load
-    from tacg.experiments.picture import draw_gain
+    from tacg.bench import cache, decode, gate, load, memory, scan
+    from tacg.experiments.picture import draw_gain, draw_shares
 
     out = out or Path(f"runs/bench-{kind}")
-    if kind == "cache":
+    if kind == "scan":
+        rows = _collect(scan.measure(quick=quick), 4 if quick else 17, out)
+        present("A step outside the model", rows, scan.tables(rows), {}, out, as_json)
+    elif kind == "gate":
+        rows = _collect(gate.measure(quick=quick), 15, out)
+        present("commit_step in your own loop", rows, gate.tables(rows), {}, out, as_json)
+    elif kind == "memory":
+        rows = _collect(memory.measure(quick=quick), 3, out)
+        present("What the reference takes", rows, memory.tables(rows), {}, out, as_json)
+    elif kind == "decode":
+        rows = _collect(_decodes(model, quick), 3 if quick else 7, out)
+        present("Whole decodes", rows, decode.tables(rows), {"shares.png": draw_shares}, out, as_json)
+    elif kind == "cache":
         lengths = _lengths(prompts)[: 2 if quick else None]
         rows = _collect(cache.measure(lengths, gen_length, quick=quick), 5 * len(lengths), out)
         present("What a cache saves", rows, cache.tables(rows), {"gain.png": draw_gain}, out, as_json)
@@ -48,6 +67,20 @@ def main(
         present("What loading costs", rows, load.tables(rows), {}, out, as_json)
     else:
         raise unknown("benchmark", kind, KINDS)
+
+
+def _decodes(model: str, quick: bool) -> Iterator[Row]:
+    """The built-in model by batch size and against the plain loop; a larger random one against its products."""
+    from tacg.bench import decode
+    from tacg.engine.request import Decode
+    from tacg.tasks import get_task
+
+    llm, task = load_model(model), get_task("pocket-math")
+    prompts = [tuple(llm.encode(problem.prompt)) for problem in task.problems("dev", 4 if quick else 64)]
+    settings = Decode(**task.decode, early_stop=False)
+    yield from decode.measure(llm.model, prompts, model, (2,) if quick else decode.BATCHES, settings)
+    yield decode.against_plain(llm.model, prompts[0], model, settings)
+    yield decode.near_the_limit(2 if quick else 32, quick=quick)
 
 
 def _collect(made: Iterable[Row], total: int, out: Path) -> list[Row]:

@@ -137,6 +137,23 @@ def draw_gain(rows: Sequence[Row], path: Path) -> Path:
     return _save(figure, panels, path, f"random weights, one row, {rows[0]['hardware']}")
 
 
+def draw_shares(rows: Sequence[Row], path: Path) -> Path:
+    """Tokens a second by batch size, and where the time goes."""
+    mine = [row for row in rows if "shares" in row]
+    figure, panels = _panels(["speed", "shares"])
+    (_, speed), (_, share) = panels
+    labels = [str(row["batch"]) for row in mine]
+    speed.plot(labels, [row["tokens_per_second"] for row in mine], "o-", color=COLOURS[0])
+    speed.set(xlabel="batch", ylabel="tokens a second", ylim=(0, None))
+    below = [0.0] * len(mine)
+    for number, part in enumerate(mine[0]["shares"]):
+        values = [100 * row["shares"][part] for row in mine]
+        share.bar(labels, values, bottom=below, color=COLOURS[number], label="scan" if part == "look" else part)
+        below = [low + value for low, value in zip(below, values, strict=True)]
+    share.set(xlabel="batch", ylabel="share of the time, %")
+    return _save(figure, panels, path, f"{mine[0]['model']}, {mine[0]['policy']}")
+
+
 def _bin(cell: Row) -> int:
     return int(cell["bin"])
 

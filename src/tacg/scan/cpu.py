@@ -22,18 +22,15 @@ CHUNK = 512  # values whose maximum is taken before anybody asks which of them i
 
 
 def read(
-    logits: Tensor,
-    proposal: Tensor | None,
-    names: frozenset[str],
-    previous: Tensor | None,
-    slots: Tensor,
-    first: Tensor,
-) -> dict[str, Tensor]:
+    logits: Tensor, rows: Tensor | None, proposal: Tensor | None, names: frozenset[str], previous: Tensor | None,
+    slots: Tensor, first: Tensor,
+) -> dict[str, Tensor]:  # fmt: skip
     """As `reference.read`."""
     parts = []
-    for tile in _tiles(logits):
+    for tile in _tiles(logits, len(slots)):
+        z = logits[tile] if rows is None else logits.index_select(0, rows[tile])
         picked = None if proposal is None else proposal[tile]
-        parts.append(_read(logits[tile], picked, names, previous, slots[tile], first[tile]))
+        parts.append(_read(z, picked, names, previous, slots[tile], first[tile]))
     if len(parts) == 1:
         return parts[0]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -69,7 +66,7 @@ def _read(
 def contrast(logits: Tensor, reference: Tensor, token: Tensor, w: float) -> tuple[Tensor, Tensor]:
     """As `reference.contrast`."""
     before, readout = [], []
-    for tile in _tiles(logits):
+    for tile in _tiles(logits, len(logits)):
         wide = torch.promote_types(logits.dtype, torch.float32)
         z, ref = (x[tile].to(wide).clamp_min(SUPPRESSED) for x in (logits, reference))
         z -= z.amax(dim=1, keepdim=True)
@@ -128,8 +125,8 @@ def _entropy(z: Tensor, posterior: Tensor, peak: Tensor, best: Tensor) -> Tensor
     return -torch.linalg.vecdot(posterior, shifted) - at(posterior, best).log()
 
 
-def _tiles(values: Tensor, rows: int | None = None) -> Iterator[slice]:
-    """Slices of as many rows of `values` as stay in the cache."""
+def _tiles(values: Tensor, rows: int) -> Iterator[slice]:
+    """Slices of `rows`, each as many as stay in the cache if they are as long as those of `values`."""
     size = max(1, TILE // max(1, values.shape[1]))
-    for start in range(0, len(values) if rows is None else rows, size):
+    for start in range(0, rows, size):
         yield slice(start, start + size)

@@ -63,8 +63,9 @@ class Hidden:
 class Look:
     """Logits of P positions under examination.
 
-    logits    float [P, V], any float dtype; arithmetic is in float32 at least
+    logits    float [N, V], any float dtype; arithmetic is in float32 at least
     slots     int64 [P], where each position's history is kept in `memory`
+    rows      int64 [P], which of the logits belong to the positions; None: all of them, in order
     hidden    what the logits were made of; for a memory of hidden states
     found     token (int64), confidence and what else was asked for, [P] each; the contrast only if it came for free
     first     bool [P], observed for the first time
@@ -75,21 +76,22 @@ class Look:
 
     def __init__(
         self, logits: Tensor, slots: Tensor, memory: Memory, needs: Needs, proposal: Tensor | None = None,
-        hidden: Hidden | None = None, backend: str = "auto",
+        hidden: Hidden | None = None, backend: str = "auto", rows: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.logits, self.slots, self.memory, self.needs = logits.detach(), slots, memory, needs
         self.hidden = hidden if memory.kind == "hidden" else None
-        self.rows: Tensor | None = None  # which of the P positions are still of interest; None: all
+        self.rows = rows
         self.first = ~memory.seen[slots]
         self.backend = backend_for(backend, logits, memory.kind)
         self.fused = hasattr(self.backend, "scan")
         if not len(slots):
             self.found = _nothing(logits, needs)
         elif self.fused:
-            self.found = self.backend.scan(self.logits, slots, self.first, proposal, needs, memory)
+            picked = self.logits if rows is None else self.logits[rows]
+            self.found = self.backend.scan(picked, slots, self.first, proposal, needs, memory)
         else:
             previous = memory.store("previous", self.logits) if "kl" in needs else None
-            self.found = self.backend.read(self.logits, proposal, needs.names, previous, slots, self.first)
+            self.found = self.backend.read(self.logits, rows, proposal, needs.names, previous, slots, self.first)
         self.peak: Tensor = self.found.pop("peak")
         self.unusable = ~(self.peak.isfinite() & (self.peak > SUPPRESSED))
 

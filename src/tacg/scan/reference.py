@@ -19,20 +19,17 @@ SMOOTHING = 1e-12  # inside KLASS's logarithms; the previous posterior of a firs
 
 
 def read(
-    logits: Tensor,
-    proposal: Tensor | None,
-    names: frozenset[str],
-    previous: Tensor | None,
-    slots: Tensor,
-    first: Tensor,
-) -> dict[str, Tensor]:
+    logits: Tensor, rows: Tensor | None, proposal: Tensor | None, names: frozenset[str], previous: Tensor | None,
+    slots: Tensor, first: Tensor,
+) -> dict[str, Tensor]:  # fmt: skip
     """token (int64), peak, confidence and the asked ones of margin, entropy, kl: [P] each, in float32 at least.
 
-    logits    float [P, V]; proposal int64 [P] or None for the argmax
+    logits    float [N, V]; rows int64 [P], which of them to read, or None for all
+    proposal  int64 [P], or None for the argmax
     previous  float [slots, V], log of the smoothed posterior of the last step; read at `slots` and overwritten there
     first     bool [P], where `previous` has nothing to say yet
     """
-    z = widened(logits)
+    z = widened(logits if rows is None else logits[rows])
     peak, best = z.max(dim=1)
     z = z - peak[:, None]
     weight = z.exp()
@@ -69,7 +66,7 @@ def follow(
 ) -> None:
     """EMA in place: store[slots] <- beta * store[slots] + (1 - beta) * (values - offset)[rows]; a copy where `first`.
 
-    store float [slots, V or H]; values float [P, V or H]
+    store float [slots, V or H]; values float [N, V or H]
     slots, rows int64 [K], which of the values go where; offset float [K] or None, first bool [K]
     """
     fresh = widened(values[rows])

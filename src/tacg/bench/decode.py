@@ -1,0 +1,201 @@
+"""Whole decodes: tokens a second by batch size, where the time goes, and how near the matrix products we are.
+
+plain     a loop in the shape of the published `generate`: the whole row through the output layer at every step, a
+          float64 softmax of all of it, one row at a time
+products  the same matrix products alone, on the same machine in the same run: no decode can be faster than these
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional as F
+
+from tacg.engine.lane import Lane
+from tacg.engine.loop import Engine
+from tacg.engine.request import Decode, Request
+from tacg.experiments.evaluate import surroundings
+from tacg.experiments.show import Table
+from tacg.models.base import whole
+from tacg.models.tiny import random_model
+from tacg.policies import get_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from tacg.experiments.rows import Row
+    from tacg.models.base import Denoiser, Span
+    from tacg.models.llada import Llada
+    from tacg.policies import Policy
+
+BATCHES = (1, 4, 16, 32, 64)
+MEDIUM = {"d_model": 512, "n_layers": 6, "n_heads": 8, "n_kv_heads": 8, "mlp_hidden_size": 1408}  # 20 M parameters
+
+
+class Watched:
+    """A model that notes how long its calls take, and how large they were: (tokens, logits)."""
+
+    def __init__(self, model: Denoiser) -> None:
+        self.model, self.spec, self.device = model, model.spec, model.device
+        self.seconds, self.calls = 0.0, list[tuple[int, int]]()
+
+    def __call__(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
+        """As the model's own."""
+        began = time.perf_counter()
+        logits = self.model(tokens, spans, select)
+        self.seconds += time.perf_counter() - began
+        self.calls.append((len(tokens), len(select)))
+        return logits
+
+
+@contextlib.contextmanager
+def watched_lanes(spent: dict[str, float]) -> Iterator[None]:
+    """Add up what `look` (the scan), `decide` and `commit` of every lane take."""
+    originals = {name: getattr(Lane, name) for name in ("look", "decide", "commit")}
+
+    def watched(name: str) -> Any:
+        def method(*words: Any, **named: Any) -> Any:
+            began = time.perf_counter()
+            made = originals[name](*words, **named)
+            spent[name] += time.perf_counter() - began
+            return made
+
+        return method
+
+    for name in originals:
+        setattr(Lane, name, watched(name))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(Lane, name, original)
+
+
+def measure(model: Denoiser, prompts: Sequence[tuple[int, ...]], name: str, batches: Sequence[int], decode: Decode,
+            spec: str = "tacg") -> Iterator[Row]:  # fmt: skip
+    """A row a batch size: `batch` prompts at once, again and again until all are decoded."""
+    for batch in batches:
+        policy = get_policy(spec)
+        timed, spent = Watched(model), defaultdict[str, float](float)
+        run(timed, prompts[:batch], policy, decode, batch)  # warm
+        timed.seconds = 0.0
+        mine = prompts[: max(batch, min(len(prompts), 2 * batch))]
+        with watched_lanes(spent):
+            began = time.perf_counter()
+            outputs = run(timed, mine, policy, decode, batch)
+            total = time.perf_counter() - began
+        tokens = sum(len(output.tokens) for output in outputs)
+        shares = {"forward": timed.seconds / total} | {part: seconds / total for part, seconds in spent.items()}
+        shares["rest"] = 1.0 - sum(shares.values())
+        yield {
+            "bench": "decode", "model": name, "policy": policy.label, "batch": batch, "tokens": tokens,
+            "tokens_per_second": tokens / total, "steps": sum(output.steps for output in outputs) / len(outputs),
+            "shares": shares, "outside_forward": 1 - shares["forward"], **surroundings(),
+        }  # fmt: skip
+
+
+def run(model: Any, prompts: Sequence[tuple[int, ...]], policy: Policy, decode: Decode, batch: int) -> Any:
+    """Decode all prompts, `batch` at a time."""
+    return Engine(model, max_rows=batch).generate([Request(prompt, policy, decode) for prompt in prompts])
+
+
+def against_plain(model: Denoiser, prompt: tuple[int, ...], name: str, decode: Decode) -> Row:
+    """One token a step, one row: our engine and the plain loop do the same steps."""
+    run(model, [prompt], get_policy("schedule"), decode, 1)
+    began = time.perf_counter()
+    (ours,) = run(model, [prompt], get_policy("schedule"), decode, 1)
+    middle = time.perf_counter()
+    plain(model, prompt, decode)
+    ended = time.perf_counter()
+    return {
+        "bench": "decode", "model": name, "policy": "schedule", "batch": 1, "tokens": len(ours.tokens),
+        "tokens_per_second": len(ours.tokens) / (middle - began), "steps": float(ours.steps), "baseline": "plain",
+        "times_faster": (ended - middle) / (middle - began), **surroundings(),
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def plain(model: Denoiser, prompt: tuple[int, ...], decode: Decode) -> Tensor:
+    """The tokens that one-token-a-step decoding of one row writes, without any care for speed."""
+    canvas = torch.tensor([*prompt, *[model.spec.mask_id] * decode.gen_length])
+    hidden = list(model.spec.unwritable)
+    for start, stop, steps in decode.blocks():
+        for _ in range(steps):
+            logits = model(canvas, whole([len(canvas)]), torch.arange(len(canvas)))
+            logits[:, hidden] = -torch.inf
+            confidence, token = logits.double().softmax(dim=1).max(dim=1)
+            place = torch.arange(len(canvas)) - len(prompt)
+            open_ = (canvas == model.spec.mask_id) & (place >= start) & (place < stop)
+            best = confidence.masked_fill(~open_, -1.0).argmax()
+            canvas[best] = token[best]
+    return canvas[len(prompt) :]
+
+
+def near_the_limit(batch: int = 32, *, quick: bool = False, shape: dict[str, Any] | None = None) -> Row:
+    """A random LLaDA of 20 M parameters: how much of the time the same matrix products alone would take."""
+    model: Any = random_model("llada", **({} if quick else shape or MEDIUM))
+    generator = torch.Generator().manual_seed(0)
+    prompts = [tuple(torch.randint(6, 90, (64,), generator=generator).tolist()) for _ in range(batch)]
+    decode = Decode(gen_length=64, block_length=32, steps=8 if quick else 16, early_stop=False)
+    timed = Watched(model)
+    run(timed, prompts, get_policy("tacg+schedule"), decode, batch)
+    timed.calls.clear()
+    began = time.perf_counter()
+    outputs = run(timed, prompts, get_policy("tacg+schedule"), decode, batch)
+    total = time.perf_counter() - began
+    alone = products(model, timed.calls, rows=batch)
+    tokens = sum(len(output.tokens) for output in outputs)
+    return {
+        "bench": "decode", "model": f"random LLaDA, {sum(p.numel() for p in model.parameters()) / 1e6:.0f} M",
+        "policy": "tacg+schedule", "batch": batch, "tokens": tokens, "tokens_per_second": tokens / total,
+        "steps": float(outputs[0].steps), "baseline": "products", "share_of_limit": alone / total, **surroundings(),
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def products(model: Llada, calls: Sequence[tuple[int, int]], rows: int) -> float:
+    """Seconds that the matrix products of these calls take by themselves, attention's included."""
+    parts: Any = model.model["transformer"]
+    config = model.config
+    heads, size = config.n_heads, config.d_model // config.n_heads
+    seconds = 0.0
+    for tokens, logits in calls:
+        x, inner = torch.randn(tokens, config.d_model), torch.randn(tokens, config.mlp_hidden_size)
+        length = tokens // rows
+        q, k, v = (torch.randn(rows * heads, length, size) for _ in range(3))
+        began = time.perf_counter()
+        for block in parts["blocks"]:
+            for layer in (block.q_proj, block.k_proj, block.v_proj, block.attn_out, block.ff_proj, block.up_proj):
+                F.linear(x, layer.weight)
+            F.linear(inner, block.ff_out.weight)
+            torch.bmm(torch.bmm(q, k.transpose(1, 2)), v)
+        F.linear(x[:logits], model.table)
+        seconds += time.perf_counter() - began
+    return seconds
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """Speed by batch size with shares, and the two comparisons."""
+    columns = ("model", "batch", "policy", "tokens/s", "forward", "scan", "decide", "commit", "rest", "against")
+    lines = []
+    for row in rows:
+        shares = row.get("shares", {})
+        parts = [f"{100 * shares[part]:.0f} %" if part in shares else "" for part in PARTS]
+        versus = ""
+        if "times_faster" in row:
+            versus = f"{row['times_faster']:.1f}x plain"
+        if "share_of_limit" in row:
+            versus = f"{100 * row['share_of_limit']:.0f} % of products"
+        lines.append((
+            row["model"], str(row["batch"]), row["policy"], f"{row['tokens_per_second']:.0f}", *parts, versus
+        ))  # fmt: skip
+    return [Table("Whole decodes", columns, tuple(lines))]
+
+
+PARTS = ("forward", "look", "decide", "commit", "rest")

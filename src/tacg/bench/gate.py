@@ -1,0 +1,72 @@
+"""What `commit_step` costs in somebody's own loop: over the length of the prompt, and as positions are committed.
+
+floor  one `logsumexp` and one `lerp_` over as many positions as are masked
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tacg.bench.timing import race
+from tacg.experiments.evaluate import surroundings
+from tacg.experiments.show import Table
+from tacg.gate import GateConfig, GateState, commit_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from tacg.experiments.rows import Row
+
+BLOCK = 64
+
+
+def measure(*, quick: bool = False, rounds: int = 15) -> Iterator[Row]:
+    """Rows of (prompt, masked positions): the gate, lazy and eager, and the floor."""
+    vocabulary = 3001 if quick else 126_464
+    shapes = [(64, BLOCK), (64, BLOCK // 2), (64, BLOCK // 8)]
+    shapes += [(128, BLOCK)] if quick else [(512, BLOCK), (2048, BLOCK)]
+    for prompt, masked in shapes:
+        generator = torch.Generator().manual_seed(0)
+        logits = torch.randn(1, prompt + BLOCK, vocabulary, generator=generator)
+        mask = torch.zeros(1, prompt + BLOCK, dtype=torch.bool)
+        mask[0, prompt : prompt + masked] = True
+        runners = {
+            "floor": _floor(logits[0, prompt : prompt + masked]),
+            "lazy": _gate(logits, mask, lazy=True),
+            "eager": _gate(logits, mask, lazy=False),
+        }
+        times = race(runners, 3 if quick else rounds)
+        for name, (low, middle, high) in times.items():
+            yield {
+                "bench": "gate", "subject": name, "prompt": prompt, "masked": masked, "vocabulary": vocabulary,
+                "ms": [1e3 * low, 1e3 * middle, 1e3 * high], "over_floor": middle / times["floor"][1],
+                "baseline": "floor", **surroundings(),
+            }  # fmt: skip
+
+
+def _floor(logits: Tensor) -> Callable[[], object]:
+    reference = logits.clone()
+    return lambda: (torch.logsumexp(logits, dim=1), reference.lerp_(logits, 0.05))
+
+
+def _gate(logits: Tensor, mask: Tensor, *, lazy: bool) -> Callable[[], object]:
+    state, config = GateState(), GateConfig(tau_floor=0.0, m_extra=1, tau_escape=2.0)
+    base = torch.zeros_like(mask)
+    return lambda: commit_step(logits, mask, base, state, config, lazy=lazy)
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """A line a row."""
+    columns = ("subject", "prompt", "masked", "ms p50 (p20…p80)", "over floor")
+    lines = [
+        (
+            row["subject"], str(row["prompt"]), str(row["masked"]),
+            f"{row['ms'][1]:.2f} ({row['ms'][0]:.2f}…{row['ms'][2]:.2f})", f"{row['over_floor']:.2f}x",
+        )
+        for row in rows
+    ]  # fmt: skip
+    return [Table(f"commit_step, vocabulary {rows[0]['vocabulary']:,}", columns, tuple(lines))]

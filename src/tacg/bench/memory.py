@@ -1,0 +1,83 @@
+"""What a gated decode keeps: resident memory beyond that of the same steps without a gate, each in its own process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from tacg.errors import TacgError
+from tacg.experiments.evaluate import surroundings
+from tacg.experiments.show import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tacg.experiments.rows import Row
+
+POSITIONS, VOCABULARY, WIDTH = 64, 126_464, 4096
+
+# Resident memory before and after steps of the gate whose logits exist already; the allocator's own caches are warm.
+PROGRAM = """
+import json, sys
+import torch
+from tacg.policies import get_policy
+from tacg.scan import Hidden, Look, Memory, observe
+kind, positions, size, width = sys.argv[1], *map(int, sys.argv[2:])
+head = torch.nn.Linear(width, size, bias=False).requires_grad_(False)
+states = torch.randn(positions, width)
+logits = head(states)
+policy = get_policy("tacg", threshold=1.0, tau_floor=0.0, m_base=9, m_extra=1, tau_escape=2.0)
+observed, slots = torch.ones(1, positions, dtype=torch.bool), torch.arange(positions)
+count = torch.zeros(1, dtype=torch.int64)
+none = torch.zeros(0, dtype=torch.int64)
+
+def steps(memory, left):
+    state = policy.start(1, positions, torch.device("cpu"))
+    for _ in range(4):
+        look = Look(logits, slots, memory, policy.needs, hidden=Hidden(states, head, none))
+        signals = observe(look, observed, observed, step=count, steps=count + positions)
+        _, state = policy.decide(signals, state)
+        look.follow(None if left == positions else torch.arange(positions) < left)
+
+def resident():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
+
+steps(Memory(1, positions, kind=kind), positions)  # once, thrown away
+before = resident()
+memory = Memory(1, positions, kind=kind)
+steps(memory, positions)
+whole = resident() - before
+steps(memory, positions // 4)
+print(json.dumps({"mb": whole, "mb_quarter": resident() - before}))
+"""
+
+
+def measure(*, quick: bool = False) -> Iterator[Row]:
+    """A row a kind of memory, at LLaDA's shape."""
+    positions, vocabulary, width = (16, 60_000, 256) if quick else (POSITIONS, VOCABULARY, WIDTH)
+    for kind in ("fp32", "bf16", "hidden"):
+        words = [sys.executable, "-c", PROGRAM, kind, *map(str, (positions, vocabulary, width))]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise TacgError(f"The measuring process failed: {done.stderr.strip().splitlines()[-1:]}")
+        found = json.loads(done.stdout.splitlines()[-1])
+        block = positions * vocabulary * 4 / 2**20
+        yield {
+            "bench": "memory", "memory": kind, "positions": positions, "vocabulary": vocabulary, "width": width,
+            "mb": found["mb"], "mb_quarter_left": found["mb_quarter"], "over_fp32_block": found["mb"] / block,
+            "baseline": "one fp32 block of logits", **surroundings(),
+        }  # fmt: skip
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """A line a kind."""
+    columns = ("memory", "MB", "of an fp32 block", "MB with a quarter masked")
+    lines = [
+        (row["memory"], f"{row['mb']:.1f}", f"{row['over_fp32_block']:.2f}x", f"{row['mb_quarter_left']:.1f}")
+        for row in rows
+    ]
+    title = f"{rows[0]['positions']} positions, vocabulary {rows[0]['vocabulary']:,}, width {rows[0]['width']:,}"
+    return [Table(title, columns, tuple(lines))]

@@ -1,0 +1,137 @@
+"""What the gate costs outside the model, next to plainer ways of doing it, in the same run.
+
+floor     one `logsumexp` and one `lerp_` over the same positions: what knowing confidence and keeping an EMA takes
+naive32   the gate's formulas in plain float32 operations over the same positions
+naive64   the same in float64 over the whole sequence, prompt included: the shape of the released code
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tacg.bench.timing import race
+from tacg.experiments.evaluate import surroundings
+from tacg.experiments.show import Table
+from tacg.policies import get_policy
+from tacg.scan import Look, Memory, observe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import Tensor
+
+    from tacg.experiments.rows import Row
+
+W, BETA = 0.3, 0.95
+
+
+class Steps:
+    """Logits of consecutive steps that are handed out in turn, and the ways to look at them."""
+
+    def __init__(
+        self, prompt: int, positions: int, vocabulary: int, batch: int = 1, dtype: torch.dtype = torch.float32
+    ):
+        generator = torch.Generator().manual_seed(0)
+        self.prompt, self.positions, self.batch = prompt, positions, batch
+        first = torch.randn(batch * positions, vocabulary, generator=generator)
+        first += 14 * torch.nn.functional.one_hot(torch.arange(batch * positions) % vocabulary, vocabulary)
+        self.frames = [first.to(dtype), (first + 0.1 * torch.randn(first.shape, generator=generator)).to(dtype)]
+        self.turn = 0
+
+    def next(self) -> Tensor:
+        """The logits of the next step, [B * W, V]."""
+        self.turn += 1
+        return self.frames[self.turn % 2]
+
+    def gate(self, spec: str, memory: str = "fp32") -> Callable[[], object]:
+        """Our gate: scan, decide, follow; every position stays masked, so that every step costs the same."""
+        policy = get_policy(spec, threshold=1.0, tau_floor=0.3, m_base=9, k_extra=2)
+        state = policy.start(self.batch, self.positions, torch.device("cpu"))
+        kept = Memory(self.batch, self.positions, kind=memory)
+        observed = torch.ones(self.batch, self.positions, dtype=torch.bool)
+        slots = torch.arange(observed.numel())
+        count = torch.zeros(self.batch, dtype=torch.int64)
+
+        def step() -> object:
+            nonlocal state
+            look = Look(self.next(), slots, kept, policy.needs)
+            signals = observe(look, observed, observed, step=count, steps=count + self.positions)
+            decision, state = policy.decide(signals, state)
+            look.follow()
+            return decision
+
+        return step
+
+    def floor(self) -> Callable[[], object]:
+        """One logsumexp, one lerp."""
+        reference = self.frames[0].float()
+
+        def step() -> object:
+            z = self.next()
+            total = torch.logsumexp(z, dim=1)
+            reference.lerp_(z.float(), 1 - BETA)
+            return total
+
+        return step
+
+    def naive(self, dtype: torch.dtype, *, whole: bool) -> Callable[[], object]:
+        """Three softmaxes and an EMA, over the active positions or the whole sequence."""
+        length = self.prompt if whole else 0
+        pad = torch.zeros(length, self.frames[0].shape[1], dtype=self.frames[0].dtype)
+        frames = [torch.cat([pad, frame]) if whole else frame for frame in self.frames]
+        reference = frames[0].to(dtype)
+
+        def step() -> object:
+            nonlocal reference
+            self.turn += 1
+            z = frames[self.turn % 2].to(dtype)
+            confidence, token = z.softmax(dim=1).max(dim=1)
+            past = reference.softmax(dim=1).gather(1, token[:, None])
+            readout = (z + W * (z - reference)).softmax(dim=1).gather(1, token[:, None])
+            reference = BETA * reference + (1 - BETA) * z
+            return confidence, past, readout
+
+        return step
+
+
+def measure(*, quick: bool = False, rounds: int = 15) -> Iterator[Row]:
+    """A row a subject and shape: against all baselines at LLaDA's shape, then growth against the floor."""
+    if quick:
+        yield from _row(Steps(8, 8, 3001), ("tacg", "tacg+klass"), 3, naive=True)
+        return
+    yield from _row(Steps(256, 64, 126_464), ("tacg", "tacg+klass"), rounds, naive=True)
+    for shape in ({"vocabulary": 32_000}, {"vocabulary": 151_936}, {"positions": 32}, {"positions": 8}, {"batch": 4}):
+        knobs: dict[str, Any] = {"prompt": 64, "positions": 64, "vocabulary": 126_464, "batch": 1} | shape
+        yield from _row(Steps(**knobs), ("tacg",), rounds)
+    yield from _row(Steps(64, 64, 126_464, dtype=torch.bfloat16), ("tacg",), rounds)
+
+
+def _row(steps: Steps, specs: Sequence[str], rounds: int, *, naive: bool = False) -> Iterator[Row]:
+    runners: dict[str, Callable[[], object]] = {"floor": steps.floor()}
+    runners |= {spec: steps.gate(spec) for spec in specs}
+    if naive:
+        runners["naive32"] = steps.naive(torch.float32, whole=False)
+        runners["naive64"] = steps.naive(torch.float64, whole=True)
+    times = race(runners, rounds)
+    for name, (low, middle, high) in times.items():
+        yield {
+            "bench": "scan", "subject": name, "positions": steps.positions, "batch": steps.batch,
+            "vocabulary": steps.frames[0].shape[1], "sequence": steps.prompt + steps.positions,
+            "dtype": str(steps.frames[0].dtype).removeprefix("torch."), "ms": [1e3 * low, 1e3 * middle, 1e3 * high],
+            "over_floor": middle / times["floor"][1], "baseline": "floor", **surroundings(),
+        }  # fmt: skip
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """A line a row."""
+    columns = ("subject", "batch x positions", "vocabulary", "logits", "ms p50 (p20…p80)", "over floor")
+    lines = [
+        (
+            row["subject"], f"{row['batch']} x {row['positions']}", f"{row['vocabulary']:,}", row["dtype"],
+            f"{row['ms'][1]:.2f} ({row['ms'][0]:.2f}…{row['ms'][2]:.2f})", f"{row['over_floor']:.2f}x",
+        )
+        for row in rows
+    ]  # fmt: skip
+    return [Table("A step outside the model", columns, tuple(lines))]
