@@ -6,10 +6,11 @@ slot for life; a free slot is taken by the next row. Each row has its own block 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional as F
 
 from tacg.cache import Cache, resolve_mode, window
 from tacg.engine.events import Proposal, Step
@@ -26,11 +27,16 @@ if TYPE_CHECKING:
     from tacg.policies import Policy, State
 
 
+REASONS = [reason.name.lower() for reason in Reason]
+
+
 @dataclass(slots=True)
 class Row:
     """One request on its way. `steps` counts decisions, `forwards` model calls.
 
-    cache    the row's keys and values, if any are kept; up to `settled` they will never change
+    block, turn, left  the block it is in, the steps taken there, and the positions still masked there
+    end                the first position that was committed to an end-of-text token
+    cache              the row's keys and values, if any are kept; up to `settled` they will never change
     """
 
     number: int
@@ -40,18 +46,33 @@ class Row:
     slot: int = -1
     steps: int = 0
     forwards: int = 0
+    block: int = 0
+    turn: int = 0
+    left: int = 0
+    end: int | None = None
+    commits: list[Commit] = field(default_factory=list)
     cache: Cache | None = None
     settled: int = 0
 
 
-class Lane:
-    """Canvas, memory and state of S slots; an answer has G positions, a window W of them.
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a lane looks at: columns int64 [S, W] of the answer, and which of them are in a row's block, bool [S, W].
 
-    tokens  int64 [S, G]   the canvas; masked positions hold the mask id
-    masked  bool  [S, G]   still to be committed (all false in a free slot)
-    block   int64 [S]      each row's block
-    step    int64 [S]      steps it has taken in that block
-    when, why int64 [S, G], sure float [S, G]: step, reason and confidence of each commit
+    steps int64 [S]: how many its block may take.
+    """
+
+    columns: Tensor
+    active: Tensor
+    steps: Tensor
+
+
+class Lane:
+    """Canvas, memory and state of S slots; an answer has G positions, a window W of them, the longest prompt M tokens.
+
+    canvas  int64 [S, M + G]  prompts, aligned to the right, and answers; masked positions hold the mask id
+    masked  bool  [S, G]      still to be committed (all false in a free slot)
+    step    int64 [S]         steps that each row has taken in its block
     """
 
     def __init__(
@@ -60,18 +81,17 @@ class Lane:
         self.policy, self.decode, self.spec, self.device, self.max_rows = policy, decode, spec, device, max_rows
         self.mode = resolve_mode(decode.cache, decode.observe, spec)
         self.rows: list[Row | None] = []
-        self.blocks = torch.tensor(decode.blocks(offset), device=device)  # [blocks, (start, stop, steps)]
+        self.blocks = decode.blocks(offset)
         self.width = (
-            decode.gen_length if decode.observe == "sequence" else int((self.blocks[:, 1] - self.blocks[:, 0]).max())
+            decode.gen_length if decode.observe == "sequence" else max(stop - start for start, stop, _ in self.blocks)
         )
         self.hidden_ids = torch.tensor(sorted({*spec.unwritable, *decode.suppress}), dtype=torch.int64, device=device)
-        self.eos = torch.tensor(spec.eos_ids, device=device)
         self.memory = Memory(0, self.width, device, decode.memory)
         self.state: State = policy.start(0, self.width, device)
-        board = torch.zeros(0, decode.gen_length, dtype=torch.int64, device=device)
-        self.tokens, self.when, self.why, self.sure = board, board, board, board.double()
-        self.masked = board.bool()
-        self.block = self.step = board.new_zeros(0)
+        self.canvas = torch.zeros(0, decode.gen_length, dtype=torch.int64, device=device)
+        self.masked = self.canvas.bool()
+        self.step = self.canvas.new_zeros(0)
+        self.view: View | None = None  # made anew when a row moves
 
     # -- rows come and go ------------------------------------------------------------------------------------------
 
@@ -82,11 +102,14 @@ class Lane:
         slot = row.slot = self.rows.index(None)
         self.rows[slot] = row
         row.cache = Cache(len(row.prompt) + self.decode.gen_length) if self.mode != "none" else None
-        self.memory.forget(slot)
         _restart(self.state, slot, self.policy.start(1, self.width, self.device))
-        self.tokens[slot], self.masked[slot] = self.spec.mask_id, True
-        self.when[slot], self.why[slot], self.sure[slot] = 0, int(Reason.NONE), 0.0
-        self.block[slot], self.step[slot] = 0, 0
+        missing = len(row.prompt) + self.decode.gen_length - self.canvas.shape[1]
+        if missing > 0:
+            self.canvas = F.pad(self.canvas, (missing, 0))
+        self.canvas[slot, -self.decode.gen_length :] = self.spec.mask_id
+        self.canvas[slot, self._start(row) : -self.decode.gen_length] = row.prompt
+        self.masked[slot] = True
+        self._enter(row, 0)
 
     def leave(self, row: Row, finish_reason: str = "", error: str = "") -> Output:
         """Free the row's slot and say what came of it. Without a reason the answer itself gives it: eos or length."""
@@ -104,34 +127,56 @@ class Lane:
         self.rows += [None] * more
         self.memory.grow(slots)
         self.state = _joined(self.state, self.policy.start(more, self.width, self.device))
-        for name in ("tokens", "masked", "when", "why", "sure", "block", "step"):
+        for name in ("canvas", "masked", "step"):
             board = getattr(self, name)
             setattr(self, name, torch.cat([board, board.new_zeros(more, *board.shape[1:])]))
+
+    def _enter(self, row: Row, block: int) -> None:
+        """Begin a block."""
+        start, stop, _ = self.blocks[block]
+        row.block, row.turn, row.left = block, 0, stop - start
+        self.step[row.slot] = 0
+        self.view = None
+        if self.decode.observe == "block" or block == 0:
+            self.memory.forget(row.slot)
 
     # -- one step --------------------------------------------------------------------------------------------------
 
     def window(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Positions in view int64 [S, W]; those observed and those eligible, bool [S, W]."""
-        start, stop, _ = self.blocks[self.block].unbind(dim=1)
-        offset = torch.arange(self.width, device=self.device)
-        whole = self.decode.observe == "sequence"
-        columns = offset.expand(len(start), -1) if whole else start[:, None] + offset
+        """Columns in view int64 [S, W]; those observed and those eligible, bool [S, W]."""
+        view = self.view = self.view or self._look_around()
+        masked = self.masked.gather(1, view.columns)
+        eligible = masked & view.active
+        return view.columns, masked if self.decode.observe == "sequence" else eligible, eligible
+
+    def _look_around(self) -> View:
+        blocks = [self.blocks[row.block if row else 0] for row in self.rows]
+        start, stop, steps = torch.tensor(blocks, device=self.device).unbind(dim=1)
+        columns = torch.arange(self.width, device=self.device).expand(len(blocks), -1)
+        if self.decode.observe == "block":
+            columns = columns + start[:, None]
         active = (columns >= start[:, None]) & (columns < stop[:, None])
-        columns = columns.clamp(max=self.decode.gen_length - 1)
-        masked = self.masked.gather(1, columns)
-        eligible = masked & active
-        return columns, masked if whole else eligible, eligible
+        return View(columns.clamp(max=self.decode.gen_length - 1), active, steps)
 
     def span(self, row: Row) -> Span:
         """The part of the row that this step computes."""
-        start, stop, _ = self.blocks[self.block[row.slot]].tolist()
+        start, stop, _ = self.blocks[row.block]
         prompt = len(row.prompt)
-        first = not self.step[row.slot]
         length = prompt + self.decode.gen_length
+        first = row.turn == 0
         where = window(self.mode, self.spec, prompt + start, prompt + stop, length, first=first, settled=row.settled)
         if self.spec.block is not None:  # what is before this block is complete, and computed again by this very step
             row.settled = (prompt + start) // self.spec.block * self.spec.block
         return Span(*where, row.cache)
+
+    def tokens(self, row: Row, span: Span) -> Tensor:
+        """The span's part of the canvas, int64 [span]."""
+        start = self._start(row)
+        return self.canvas[row.slot, start + span.start : start + span.stop]
+
+    def _start(self, row: Row) -> int:
+        """Where the row's prompt begins on the canvas."""
+        return self.canvas.shape[1] - self.decode.gen_length - len(row.prompt)
 
     def draw(self, logits: Tensor, observed: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """This step's random numbers, row by row: sampled proposals int64 [P] and noise [S, W], as far as needed."""
@@ -156,82 +201,66 @@ class Lane:
         self, look: Look, observed: Tensor, eligible: Tensor, noise: Tensor | None, eager: bool
     ) -> tuple[Signals, Decision]:
         """Ask the policy. `eager` measures everything, also what does not matter to the decision."""
-        signals = observe(
-            look, observed, eligible, step=self.step, steps=self.blocks[self.block, 2], noise=noise, eager=eager
-        )
+        assert self.view is not None
+        steps = self.view.steps
+        signals = observe(look, observed, eligible, step=self.step, steps=steps, noise=noise, eager=eager)
         decision, self.state = self.policy.decide(signals, self.state)
         return signals, decision
 
-    def commit(self, columns: Tensor, look: Look, signals: Signals, decision: Decision) -> Tensor:
+    def commit(self, columns: Tensor, look: Look, signals: Signals, decision: Decision) -> None:
         """Write the canvas: what was decided, and as much more by rank as the step budget asks for. The history of
         what is still masked moves on.
-
-        Returns why each position of the window was committed, int64 [S, W].
         """
-        reason = torch.zeros_like(signals.token)
-        if decision.extra is not None:
-            reason[decision.extra & signals.eligible] = int(Reason.EXTRA)
-        reason[decision.base & signals.eligible] = int(Reason.BASE)
+        base = decision.base & signals.eligible
+        taken = base if decision.extra is None else base | (decision.extra & signals.eligible)
         goal = signals.owed() if decision.pace is None else decision.pace.clamp(min=1)
         goal = torch.where(signals.step + 1 >= signals.steps, self.width, goal)  # the last step takes all that is left
-        late = top(decision.rank, signals.eligible & (reason == 0), goal - (reason > 0).sum(dim=1))
-        reason[late] = int(Reason.FALLBACK)
+        late = top(decision.rank, signals.eligible & ~taken, goal - taken.sum(dim=1))
+        # In the order of `Reason`: 1 base, 2 extra, 3 fallback.
+        reason = 2 * taken.long() - base.long() + 3 * late.long()
+        slot, offset = reason.nonzero(as_tuple=True)
+        column, token = columns[slot, offset], signals.token[slot, offset]
+        self.canvas[slot, column + (self.canvas.shape[1] - self.decode.gen_length)] = token
+        self.masked[slot, column] = False
+        self.step += 1
+        look.follow(reason.view(-1)[look.slots] == 0)
 
         for row in self.live():
             row.steps += 1
-        steps = torch.tensor([row.steps if row else 0 for row in self.rows], device=self.device)
-        slot, offset = reason.nonzero(as_tuple=True)
-        place = slot, columns[slot, offset]
-        self.step += 1
-        self.tokens[place] = signals.token[slot, offset]
-        self.masked[place] = False
-        self.why[place] = reason[slot, offset]
-        self.sure[place] = signals.confidence[slot, offset].to(self.sure.dtype)
-        self.when[place] = steps[slot]
-        look.follow(reason.reshape(-1)[look.slots] == 0)
-        return reason
+            row.turn += 1
+        facts = torch.stack([slot, column, token, reason[slot, offset]]).tolist()
+        for s, place, word, why, sure in zip(*facts, signals.confidence[slot, offset].tolist(), strict=True):
+            row_ = self.rows[s]
+            assert row_ is not None
+            row_.commits.append(Commit(place, word, row_.steps, REASONS[why], sure))
+            row_.left -= 1
+            if word in self.spec.eos_ids and (row_.end is None or place < row_.end):
+                row_.end = place
 
     def advance(self) -> list[Row]:
         """Move rows whose block is full to their next block; return those that are done."""
-        start, stop, _ = self.blocks[self.block].unbind(dim=1)
-        place = torch.arange(self.decode.gen_length, device=self.device)
-        inside = (place >= start[:, None]) & (place < stop[:, None])
-        full = ~(self.masked & inside).any(dim=1)
-        done = full & (self.block == len(self.blocks) - 1)
-        if self.decode.early_stop:
-            closed = self.masked.cumsum(dim=1) == 0  # nothing masked up to here
-            done |= (closed & torch.isin(self.tokens, self.eos)).any(dim=1)
         finished = []
-        for row, row_full, row_done in zip(self.rows, full.tolist(), done.tolist(), strict=True):
-            if row is None:
-                continue
-            if row_done:
+        for row in self.live():
+            ended = self.decode.early_stop and row.end is not None and not self.masked[row.slot, : row.end].any()
+            if ended or (row.left == 0 and row.block == len(self.blocks) - 1):
                 finished.append(row)
-            elif row_full:
-                self.block[row.slot] += 1
-                self.step[row.slot] = 0
-                if self.decode.observe == "block":
-                    self.memory.forget(row.slot)
+            elif row.left == 0:
+                self._enter(row, row.block + 1)
         return finished
 
     # -- what is told ----------------------------------------------------------------------------------------------
 
-    def step_events(self, columns: Tensor, signals: Signals, decision: Decision, reason: Tensor) -> list[Step]:
+    def step_events(self, columns: Tensor, signals: Signals, decision: Decision) -> list[Step]:
         """One `Step` for each row."""
         shown = {**signals.measured, **decision.notes}
         names, values = list(shown), [board.tolist() for board in shown.values()]
-        place, seen, why = columns.tolist(), signals.observed.tolist(), reason.tolist()
+        place, seen = columns.tolist(), signals.observed.tolist()
         token, sure = signals.token.tolist(), signals.confidence.tolist()
-        canvas, block = self.tokens.tolist(), self.block.tolist()
+        canvas = self.canvas[:, -self.decode.gen_length :].tolist()
         events = []
         for row in self.live():
             s = row.slot
-            offsets = [w for w in range(self.width) if seen[s][w]]
-            committed = tuple(
-                Commit(place[s][w], token[s][w], row.steps, Reason(why[s][w]).name.lower(), sure[s][w])
-                for w in offsets
-                if why[s][w]
-            )
+            committed = tuple(each for each in row.commits[-self.width :] if each.step == row.steps)
             proposals = tuple(
                 Proposal(
                     place[s][w],
@@ -239,25 +268,15 @@ class Lane:
                     sure[s][w],
                     {n: float(v[s][w]) for n, v in zip(names, values, strict=True)},
                 )
-                for w in offsets
+                for w in range(self.width)
+                if seen[s][w]
             )
-            events.append(Step(row.number, row.steps, block[s], tuple(canvas[s]), committed, proposals))
+            events.append(Step(row.number, row.steps, row.block, tuple(canvas[s]), committed, proposals))
         return events
 
     def _output(self, row: Row, finish_reason: str, error: str) -> Output:
-        tokens, masked = self.tokens[row.slot].tolist(), self.masked[row.slot].tolist()
-        boards = zip(
-            tokens,
-            self.when[row.slot].tolist(),
-            self.why[row.slot].tolist(),
-            self.sure[row.slot].tolist(),
-            strict=True,
-        )
-        commits = [
-            Commit(position, token, when, Reason(why).name.lower(), sure)
-            for position, (token, when, why, sure) in enumerate(boards)
-            if why
-        ]
+        tokens = self.canvas[row.slot, -self.decode.gen_length :].tolist()
+        masked = self.masked[row.slot].tolist()
         ends = [position for position, token in enumerate(tokens) if token in self.spec.eos_ids]
         if not finish_reason:
             finish_reason = "eos" if ends else "length"
@@ -275,7 +294,7 @@ class Lane:
             forwards=row.forwards,
             finish_reason=finish_reason,
             policy=self.policy.label,
-            commits=tuple(sorted(commits, key=lambda commit: (commit.step, commit.position))),
+            commits=tuple(row.commits),
             error=error,
         )
 

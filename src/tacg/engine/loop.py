@@ -77,9 +77,9 @@ class Engine:
                 columns, observed, eligible = lane.window()
                 look.only(observed[scanned])
             signals, decision = lane.decide(look, observed, eligible, noise, detail)
-            reason = lane.commit(columns, look, signals, decision)
+            lane.commit(columns, look, signals, decision)
             if detail:
-                events += lane.step_events(columns, signals, decision, reason)
+                events += lane.step_events(columns, signals, decision)
             events += [Finished(row.number, lane.leave(row)) for row in lane.advance()]
         self._lanes = {key: lane for key, lane in self._lanes.items() if lane.live()}
         return events
@@ -172,15 +172,18 @@ class Engine:
         select: list[Tensor] = []
         total = 0
         for lane, columns, observed, _ in views:
+            shift = [0] * len(lane.rows)
             for row in lane.live():
                 span = lane.span(row)
-                pieces.append(torch.cat([row.prompt, lane.tokens[row.slot]])[span.start : span.stop])
-                select.append(columns[row.slot][observed[row.slot]] + (total + len(row.prompt) - span.start))
+                pieces.append(lane.tokens(row, span))
+                shift[row.slot] = total + len(row.prompt) - span.start
                 spans.append(span)
                 total += len(span)
                 row.forwards += 1
+            slot, offset = observed.nonzero(as_tuple=True)
+            select.append(columns[slot, offset] + torch.tensor(shift, device=slot.device)[slot])
         tokens, chosen = torch.cat(pieces), torch.cat(select)
-        sizes = [int(observed.sum()) for _, _, observed, _ in views]
+        sizes = [len(part) for part in select]
         if not any(lane.decode.memory == "hidden" for lane, *_ in views):
             parts = torch.split(self.model(tokens, spans, chosen), sizes)
             return [(*view, logits, None) for view, logits in zip(views, parts, strict=True)]
