@@ -222,6 +222,8 @@ CONTEXT = {
     "w": {"support_lambda": 2.0},
     "beta": {"support_lambda": 2.0},
     "tau_floor": {"m_extra": 1},
+    "k_ratio": {"k_extra": 4, "m_extra": 1},
+    "rejoin": {"threshold": 0.3, "m_base": 4, "m_extra": 1, "tau_escape": 2.0},
     "last_time": {"pace": "linspace", "steps": 6},
     "fallback": {"support_lambda": 3.0, "threshold": 1.0, "w": 2.0, "tau_floor": 1.0},
     "strict": {"threshold": 1.0, "tau_escape": 0.0, "kl_threshold": 100.0, "history": 1},
