@@ -40,11 +40,11 @@ OPENING: list[tuple[str, dict[str, int], float]] = [
     ("pocket-code", {}, 0.15),
 ]
 MIXTURE: list[tuple[str, dict[str, int], float]] = [
-    ("pocket-math", {}, 0.30),
-    (DRILL, {}, 0.05),
-    ("pocket-code", {}, 0.28),
-    ("pocket-sudoku", {"clues": 8}, 0.12),
-    ("pocket-sudoku", {}, 0.25),
+    ("pocket-math", {}, 0.29),
+    (DRILL, {}, 0.04),
+    ("pocket-code", {}, 0.26),
+    ("pocket-sudoku", {"clues": 8}, 0.13),
+    ("pocket-sudoku", {}, 0.28),
 ]
 LONGER = 0.1  # share of samples that get more end-of-text padding than their task's answer length
 

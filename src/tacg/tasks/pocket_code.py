@@ -75,12 +75,11 @@ class PocketCode(Knobs, Task):
             loop = kind != "whole" and not looped and rng.random() < 0.25
             lines += _lines(kind, code, v, source, target, loop)
             looped, source = looped or loop, target
-            said.append(f"{target}: {told}.")
+            said.append(f"{target}: {told}")
         told, code = rng.choice(list(RETURNS.items()))
         lines.append(f"return {code.format(xs=source)}")
-        told = told.format(xs=source)
-        document = " ".join([*said, f"{told[0].upper()}{told[1:]}."])
-        prompt = f'Write this function:\ndef {FUNCTION}({argument}):\n    """{document}"""'
+        document = "".join(f"\n    {line}" for line in [*said, told.format(xs=source)])
+        prompt = f'Write this function:\ndef {FUNCTION}({argument}):\n    """{document}\n    """'
         answer = f"def {FUNCTION}({argument}):" + "".join(f"\n    {line}" for line in lines)
         seed = rng.getrandbits(32)
         return document, Problem("", prompt, answer, {"function": FUNCTION, "reference": answer, "seed": seed})
