@@ -57,6 +57,7 @@ class PocketCode(Knobs, Task):
     min_steps: int = knob(3, "fewest steps before the return", low=1, high=len(STEPS))
     max_steps: int = knob(4, "most steps before the return", low=1, high=len(STEPS))
     largest: int = knob(9, "largest number in a step", low=2, high=99)
+    loops: float = knob(0.0, "share of functions that spell a step out as a loop", low=0, high=1)
 
     name: ClassVar[str] = "pocket-code"
 
@@ -69,12 +70,11 @@ class PocketCode(Knobs, Task):
         """A docstring, and one of many ways to write the function."""
         argument, v = rng.choice(ARGUMENTS), rng.choice(LOOP_NAMES)
         said, lines, source = [], [], argument
-        looped = False
+        loops = rng.random() < self.loops
         for target in STEPS[: rng.randint(self.min_steps, self.max_steps)]:
             kind, told, code = self._step(rng)
-            loop = kind != "whole" and not looped and rng.random() < 0.25
-            lines += _lines(kind, code, v, source, target, loop)
-            looped, source = looped or loop, target
+            lines += _lines(kind, code, v, source, target, loop=loops and kind != "whole")
+            loops, source = loops and kind == "whole", target
             said.append(f"{target}: {told}")
         told, code = rng.choice(list(RETURNS.items()))
         lines.append(f"return {code.format(xs=source)}")
@@ -106,7 +106,7 @@ def inputs(seed: int) -> list[list[int]]:
     return lists
 
 
-def _lines(kind: str, code: str, v: str, source: str, target: str, loop: bool) -> list[str]:
+def _lines(kind: str, code: str, v: str, source: str, target: str, *, loop: bool) -> list[str]:
     """A step as Python: one line, or a loop that appends."""
     code = code.replace("{v}", v).replace("{xs}", source)
     if kind == "whole":
