@@ -317,8 +317,8 @@ problems themselves, the gated points are not, which favours the baseline. Inter
 PARTS = """At the faster tuned point. Baseline: the base policy with the very threshold of that point, which was tuned
 together with the gate, so that it need not be the base policy's best. HG only: no promotions. TILG only: no
 persistence."""
-OTHERS = """The faster tuned point of TACG over confidence with one thing changed: where the authors' code departs from the
-paper, and variants of our own (docs/concepts.md). Δ to the tuned point, paired by problem."""
+OTHERS = """The faster tuned point of TACG over confidence with one thing changed: where the authors' code departs from
+the paper, and variants of our own (docs/concepts.md). Δ to the tuned point, paired by problem."""
 SIGNALS = """Every proposal of every step while one token a step is committed. AUC: among proposals of like confidence,
 how often a right one has the higher value than a wrong one. Match is with the token of the reference answer, which on
 tasks with free wording counts another good wording as wrong."""
