@@ -25,14 +25,12 @@ FILTERS = {
     "keep the numbers above {k}": "{v} > {k}",
     "keep the numbers below {k}": "{v} < {k}",
     "keep the multiples of {k}": "{v} % {k} == 0",
-    "drop every {k}": "{v} != {k}",
 }
 MAPS = {
     "add {k} to each": "{v} + {k}",
     "subtract {k} from each": "{v} - {k}",
     "multiply each by {k}": "{v} * {k}",
     "square each": "{v} * {v}",
-    "negate each": "-{v}",
 }
 WHOLE = {
     "sort them": "sorted({xs})",
@@ -68,12 +66,12 @@ class PocketCode(Knobs, Task):
 
     def draw(self, rng: random.Random) -> tuple[str, Problem]:
         """A docstring, and one of many ways to write the function."""
-        argument, v = rng.choice(ARGUMENTS), rng.choice(LOOP_NAMES)
+        argument = rng.choice(ARGUMENTS)
         said, lines, source = [], [], argument
         loops = rng.random() < self.loops
         for target in STEPS[: rng.randint(self.min_steps, self.max_steps)]:
             kind, told, code = self._step(rng)
-            lines += _lines(kind, code, v, source, target, loop=loops and kind != "whole")
+            lines += _lines(kind, code, rng.choice(LOOP_NAMES), source, target, loop=loops and kind != "whole")
             loops, source = loops and kind == "whole", target
             said.append(f"{target}: {told}")
         told, code = rng.choice(list(RETURNS.items()))
