@@ -96,11 +96,11 @@ class PocketCode(Knobs, Task):
 
 
 def inputs(seed: int) -> list[list[int]]:
-    """Ten lists to try a function on: empty, short, long, with repeats and negatives."""
+    """Ten lists to try a function on: empty, short, and long enough that something is left after several steps."""
     rng = random.Random(seed)
     lists: list[list[int]] = [[], [rng.randint(1, 9)]]
-    lists += [[rng.randint(-9, 20) for _ in range(rng.randint(3, 12))] for _ in range(4)]
-    lists += [[rng.randint(0, 12) for _ in range(rng.randint(6, 15))] for _ in range(4)]
+    lists += [[rng.randint(-9, 40) for _ in range(rng.randint(6, 20))] for _ in range(4)]
+    lists += [[rng.randint(0, 20) for _ in range(rng.randint(15, 40))] for _ in range(4)]
     return lists
 
 
