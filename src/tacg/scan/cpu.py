@@ -96,12 +96,11 @@ def follow(
 
 def highest(z: Tensor) -> tuple[Tensor, Tensor]:
     """The largest value of each row [P, V] and its first index, [P] each. NaN wins."""
-    _rows, size = z.shape
+    size = z.shape[1]
     even = size // CHUNK * CHUNK
     if even < 4 * CHUNK:
         return z.max(dim=1)
-    chunks = z[:, :even].unflatten(1, (-1, CHUNK))
-    peaks = chunks.amax(dim=2)
+    peaks = z[:, :even].reshape(len(z), -1, CHUNK).amax(dim=2)
     if even < size:
         peaks = torch.cat([peaks, z[:, even:].amax(dim=1, keepdim=True)], dim=1)
     peak, chunk = peaks.max(dim=1)
@@ -122,7 +121,8 @@ def _margin(posterior: Tensor, best: Tensor) -> Tensor:
 def _entropy(z: Tensor, posterior: Tensor, peak: Tensor, best: Tensor) -> Tensor:
     """-Σ p log p, with log p = z - peak + log p(best)."""
     shifted = (z - peak[:, None]).clamp_min_(SUPPRESSED)
-    return -torch.linalg.vecdot(posterior, shifted) - at(posterior, best).log()
+    mean: Tensor = torch.linalg.vecdot(posterior, shifted)
+    return -mean - at(posterior, best).log()
 
 
 def _tiles(values: Tensor, rows: int) -> Iterator[slice]:
