@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tacg.errors import LogitsError, TacgError, unknown
-from tacg.scan.reference import SUPPRESSED
+from tacg.scan.reference import SUPPRESSED, lowest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class Hidden:
     def logits(self, states: Tensor) -> Tensor:
         """[C, H] -> [C, V]."""
         made = self.head(states.to(self.states.dtype))
-        made[:, self.suppressed] = -torch.inf
+        made[:, self.suppressed] = lowest(made.dtype)
         return made
 
 

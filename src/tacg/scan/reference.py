@@ -79,6 +79,11 @@ def follow(
     store[slots] = (beta * old + (1.0 - beta) * fresh).to(store.dtype)
 
 
+def lowest(dtype: torch.dtype) -> float:
+    """What a suppressed token's logit is set to: a number, as no average can be taken of -inf."""
+    return max(SUPPRESSED, torch.finfo(dtype).min)
+
+
 def widened(values: Tensor) -> Tensor:
     """In float32 at least, -inf as a number."""
     return values.to(torch.promote_types(values.dtype, torch.float32)).clamp_min(SUPPRESSED)
