@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 WIDE = 1 << 14  # values of a row from which on it is worked on in place
 TOGETHER = max(2, torch.get_num_threads())  # wide rows at a time: softmax takes a core for each
 CHUNK = 512  # values whose maximum is taken before anybody asks which of them it was
+UNDOABLE = 0.5  # decay from which on an EMA can be followed before its past is asked for
 NOTHING = torch.tensor(SMOOTHING, dtype=torch.float64).log().item()
 
 
@@ -39,9 +40,12 @@ class Piece:
 
 def read(
     logits: Tensor, rows: Tensor | None, proposal: Tensor | None, names: frozenset[str], previous: Tensor | None,
-    slots: Tensor, first: Tensor,
+    slots: Tensor, first: Tensor, store: Tensor | None = None, beta: float = 0.0,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """As `reference.read`."""
+    """As `reference.read`. With a `store` it follows in the same pass, while the logits are in the cache.
+
+    Then `contrast` has to look back (`beta`). What was -inf once stays so in the store.
+    """
     count, size = len(slots), logits.shape[1]
     kind = torch.promote_types(logits.dtype, torch.float32)
     chunks = -(-size // CHUNK) if size >= WIDE else 1
@@ -54,6 +58,8 @@ def read(
         posterior = _buffer("one", z)
         z = z if z.dtype == kind else _buffer("two", z).copy_(z)
         torch.softmax(z, dim=1, out=posterior)
+        if store is not None:
+            _mix(store, piece, z, beta)
         _chunk_peaks(z, peaks[piece.at])
         torch.amax(posterior, dim=1, out=top[piece.at])
         if proposal is not None:
@@ -70,9 +76,9 @@ def read(
 
 
 def contrast(
-    logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, w: float
+    logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, w: float, beta: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.contrast`."""
+    """As `reference.contrast`; `beta` if the reference has followed these logits: past = z + (now - z) / beta."""
     kind = torch.promote_types(logits.dtype, torch.float32)
     before, readout = token.new_empty((2, len(token)), dtype=kind)
     step = TOGETHER if logits.shape[1] >= WIDE else len(token)
@@ -80,6 +86,9 @@ def contrast(
         part = slice(start, start + step)
         z = _gathered("one", logits, rows[part], kind).clamp_min_(SUPPRESSED)
         past = _gathered("two", reference, slots[part], kind)
+        if beta is not None:
+            past.nan_to_num_(nan=SUPPRESSED, neginf=SUPPRESSED)  # averages with -inf
+            past = torch.lerp(z, past, 1.0 / beta, out=past)
         shares = torch.softmax(past, dim=1, out=_buffer("three", past))
         before[part] = at(shares, token[part])
         torch.softmax(past.lerp_(z, 1.0 + w), dim=1, out=shares)  # past + (1 + w) (z - past) = z + w (z - past)
@@ -100,16 +109,21 @@ def follow(
             fresh = torch.sub(fresh, offset[piece.at, None], out=_buffer("one", fresh))
         elif fresh.dtype != wide:
             fresh = _buffer("one", fresh).copy_(fresh)
-        old = store[piece.slot]  # in place if it is a view
-        if piece.first is True:
-            old.copy_(fresh)
-        elif piece.first is False and old.dtype == wide:
-            old.lerp_(fresh, 1.0 - beta)
-        else:
-            mixed = torch.lerp(old.to(wide), fresh, 1.0 - beta)
-            old.copy_(mixed if piece.first is False else torch.where(piece.first[:, None], fresh, mixed))
-        if not isinstance(piece.slot, slice):
-            store[piece.slot] = old
+        _mix(store, piece, fresh, beta)
+
+
+def _mix(store: Tensor, piece: Piece, fresh: Tensor, beta: float) -> None:
+    """The EMA of a piece, one step on."""
+    old = store[piece.slot]  # in place if it is a view
+    if piece.first is True:
+        old.copy_(fresh)
+    elif piece.first is False and old.dtype == fresh.dtype:
+        old.lerp_(fresh, 1.0 - beta)
+    else:
+        mixed = torch.lerp(old.to(fresh.dtype), fresh, 1.0 - beta)
+        old.copy_(mixed if piece.first is False else torch.where(piece.first[:, None], fresh, mixed))
+    if not isinstance(piece.slot, slice):
+        store[piece.slot] = old
 
 
 def _pieces(size: int, rows: Tensor | None, slots: Tensor, first: Tensor) -> Iterator[Piece]:

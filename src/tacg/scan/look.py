@@ -85,16 +85,25 @@ class Look:
         self.first = ~memory.seen[slots]
         self.backend = backend_for(backend, logits, memory.kind)
         self.fused = hasattr(self.backend, "scan")
+        self.undo = _decay_to_undo(self.backend, needs, memory)
         if not len(slots):
             self.found = _nothing(logits, needs)
         elif self.fused:
             picked = self.logits if rows is None else self.logits[rows]
             self.found = self.backend.scan(picked, slots, self.first, proposal, needs, memory)
         else:
-            previous = memory.store("previous", self.logits) if "kl" in needs else None
-            self.found = self.backend.read(self.logits, rows, proposal, needs.names, previous, slots, self.first)
+            self.found = self._read(proposal)
         self.peak: Tensor = self.found.pop("peak")
         self.unusable = ~(self.peak.isfinite() & (self.peak > SUPPRESSED))
+
+    def _read(self, proposal: Tensor | None) -> dict[str, Tensor]:
+        previous = self.memory.store("previous", self.logits) if "kl" in self.needs else None
+        asked = (self.logits, self.rows, proposal, self.needs.names, previous, self.slots, self.first)
+        if self.undo is None:
+            found: dict[str, Tensor] = self.backend.read(*asked)
+        else:
+            found = self.backend.read(*asked, self.memory.store("reference", self.logits), self.undo)
+        return found
 
     def refuse_unusable(self) -> None:
         """Raise if there are unusable logits, naming row and position."""
@@ -131,7 +140,8 @@ class Look:
         else:
             past = self.hidden.logits(self.memory.store("reference", self.hidden.states)[slots])
             slots = torch.arange(len(slots), device=slots.device)
-        before, readout = self.backend.contrast(self.logits, rows, past, slots, token, contrast.w)
+        undo = () if self.undo is None else (self.undo,)
+        before, readout = self.backend.contrast(self.logits, rows, past, slots, token, contrast.w, *undo)
         # At a first observation the reference is the logits themselves: all three posteriors are one.
         first, own = self.first[chosen], self.found["confidence"][chosen]
         return {"reference": torch.where(first, own, before), "readout": torch.where(first, own, readout)}
@@ -140,7 +150,7 @@ class Look:
         """Move the history on by one step, where `kept` (bool [P]); all else is forgotten."""
         mine = None if kept is None else kept.nonzero().squeeze(1)
         slots = self.slots if mine is None else self.slots[mine]
-        if self.needs.contrast is not None and len(slots) and not self.fused:
+        if self.needs.contrast is not None and len(slots) and not self.fused and self.undo is None:
             rows = torch.arange(len(self.slots), device=slots.device) if self.rows is None else self.rows
             first, peak = (x if mine is None else x[mine] for x in (self.first, self.peak))
             values, offset = (self.logits, peak) if self.hidden is None else (self.hidden.states, None)
@@ -148,6 +158,13 @@ class Look:
             rows = rows if mine is None else rows[mine]
             self.backend.follow(store, slots, values, rows, offset, first, self.needs.contrast.beta)
         self.memory.saw(slots)
+
+
+def _decay_to_undo(backend: Any, needs: Needs, memory: Memory) -> float | None:
+    """The EMA's decay if the backend follows while it reads and the step can be undone with small error, else None."""
+    least: float = getattr(backend, "UNDOABLE", torch.inf)
+    contrast = needs.contrast
+    return contrast.beta if contrast is not None and memory.kind == "fp32" and contrast.beta >= least else None
 
 
 def _nothing(logits: Tensor, needs: Needs) -> dict[str, Tensor]:
