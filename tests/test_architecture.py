@@ -11,14 +11,16 @@ SOURCE = Path(tacg.__file__).parent
 
 # Lower rooms first; a room may import its own and lower ones.
 FLOORS = [
-    ["errors", "version"],
+    ["errors", "version", "pages"],
     ["knobs", "types"],
     ["scan"],
     ["gate"],
     ["policies", "models", "text", "cache"],
     ["engine", "tasks"],
     ["llm"],
-    ["experiments", "trace", "bench"],
+    ["experiments", "trace"],
+    ["serve"],
+    ["bench"],
     ["cli"],
 ]
 

@@ -15,10 +15,13 @@ if TYPE_CHECKING:
 
 def write_player(path: Path, traces: Sequence[Trace]) -> Path:
     """Write the player with its traces inside."""
-    page = resources.files("tacg.trace").joinpath("player.html").read_text(encoding="utf-8")
-    data = json.dumps([trace.document() for trace in traces]).replace(
-        "<", "\\u003c"
-    )  # nothing in a text ends the script
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page.replace("/*TRACES*/", data), encoding="utf-8")
+    path.write_text(player_page(traces), encoding="utf-8")
     return path
+
+
+def player_page(traces: Sequence[Trace]) -> str:
+    """The player with its traces inside, as HTML."""
+    page = resources.files("tacg.trace").joinpath("player.html").read_text(encoding="utf-8")
+    data = json.dumps([trace.document() for trace in traces])
+    return page.replace("/*TRACES*/", data.replace("<", "\\u003c"))  # nothing in a text ends the script
