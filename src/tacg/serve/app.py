@@ -309,7 +309,7 @@ def _cost(ask: Ask, answers: list[Answer], note: dict[str, Any]) -> dict[str, An
 
 
 async def _refused(request: Request, refused: Refusal) -> Response:
-    request.scope["tacg.note"] |= {"code": refused.code, "param": refused.param}
+    request.scope["tacg.note"]["code"] = refused.code  # not the message or the field: they repeat the client's words
     return refused_response(refused)
 
 
