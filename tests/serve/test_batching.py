@@ -138,39 +138,45 @@ def test_a_row_that_fails_fails_alone(llm: tacg.LLM, raises: bool) -> None:
         wait_until(lambda: server.rows == 0)
 
 
+def knock(server: Running, body: dict[str, Any], path: str = "/v1/completions") -> socket.socket:
+    """A client that has asked, and may leave."""
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
+    connection = socket.create_connection(server.socket.getsockname(), timeout=10)
+    connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + content)
+    return connection
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_disconnects_costs_no_more_forwards(llm: tacg.LLM, stream: bool) -> None:
+    """Two hundred clients come, half of those that wait for a place leave, then everybody."""
     slow = faulty(llm, slow=0.01)
     model: Any = slow.model
-    with running(slow) as server:
-        body = {"model": "tiny", "prompt": "a", "gen_length": 500, "early_stop": False, "policy": "schedule"}
-        content = json.dumps(body | {"stream": stream}).encode()
-        for _ in range(8):
-            with socket.create_connection(server.socket.getsockname()) as connection:
-                head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
-                connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + content)
-                if stream:
-                    assert b"200 OK" in connection.recv(1000)
-                else:
-                    calls = model.calls
-                    wait_until(lambda calls=calls: server.rows > 0 and model.calls > calls + 2)
+    body = {"model": "tiny", "prompt": "a", "gen_length": 500, "early_stop": False, "policy": "schedule"}
+    with running(slow, Limits(rows=8, queue=200)) as server:
+        crowd = [knock(server, body | {"stream": stream}) for _ in range(200)]
+        wait_until(lambda: server.rows == 200)
+        if stream:
+            assert b"200 OK" in crowd[0].recv(1000)
+        for each in crowd[100:]:
+            each.close()
+        wait_until(lambda: server.rows == 100)
+        for each in crowd[:100]:
+            each.close()
         wait_until(lambda: server.rows == 0)
         calls = model.calls
         time.sleep(0.1)
         assert model.calls <= calls + 1
         with server.http() as http:
-            assert 'status="499"' in http.get("/metrics").text
+            assert 'status="499"} 200' in http.get("/metrics").text
+        assert ask(server, requests(1)[0])[0]
 
 
 def test_slow_readers_hold_up_nobody(llm: tacg.LLM) -> None:
     with running(llm, Limits(rows=4, stall=0.5)) as server:
-        body = json.dumps({"prompt": "a", "gen_length": 100, "observe": "sequence", "early_stop": False}).encode()
         server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # the kernel would take it all in
-        with socket.socket() as sleeper:
-            sleeper.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            sleeper.connect(server.socket.getsockname())
-            head = f"POST /v1/decode HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-            sleeper.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        body = {"prompt": "a", "gen_length": 200, "observe": "sequence", "early_stop": False}
+        with knock(server, body, "/v1/decode"):
             wait_until(lambda: server.rows == 1)
             for each in requests(4):
                 assert ask(server, each)[0] is not None

@@ -14,8 +14,10 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import tacg
+from tacg.cli.main import app as command_line
 from tacg.engine.request import Decode
 from tacg.errors import TacgError
 from tacg.policies import get_policy
@@ -65,6 +67,9 @@ def test_other_interfaces_need_a_key_or_a_word() -> None:
     with pytest.raises(TacgError, match="empty"):
         Access.bound_to("127.0.0.1", "")
     assert Access.bound_to("127.0.0.1", None).hosts is not None
+    told = CliRunner().invoke(command_line, ["serve", "--host", "0.0.0.0", "--port", "0"]).exception
+    assert isinstance(told, TacgError)
+    assert "--api-key" in str(told)
 
 
 def test_pages_of_other_sites_get_nothing(http: httpx2.Client) -> None:

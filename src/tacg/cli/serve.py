@@ -57,7 +57,9 @@ def main(
         from tacg.serve.guard import Access
         from tacg.serve.limits import Limits
         from tacg.serve.run import Server, address, bind
-    except ImportError as error:
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
         raise TacgError(f"`tacg serve` needs {error.name}: pip install 'tacg[serve]'.") from None
 
     names = {name.lower() for name in allow_host or ()}

@@ -264,19 +264,20 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it all."""
         try:
-            await unless_gone(receive, self._write(send))
+            await unless_gone(receive, self._write(send, scope["tacg.note"]))
         except (GoneError, TimeoutError):
             scope["tacg.note"]["status"] = CLOSED
         finally:
             await self._lines.aclose()
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, send: Send, note: dict[str, Any]) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await self._event(send, self._first)
         try:
             async for line in self._lines:
                 await self._event(send, line)
         except Refusal as refused:  # too late for a status; clients raise when they see an `error`
+            note["code"] = refused.code
             await self._event(send, json.dumps(refused.document()))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -36,6 +36,7 @@ ROLES = ("system", "user", "assistant")
 OWN_FIELDS = ("model", "policy", "deadline", "prompt", "messages")
 FIELDS = (*OWN_FIELDS, "stream", "stream_options", "stop", "max_tokens", "max_completion_tokens", "n", "logprobs")
 SERVERS_OWN = ("scan",)  # how the machine computes is not a client's business
+DECODE = {*Decode().knobs(), "suppress"}
 STOPS, STOP_LENGTH, SPELLING = 16, 256, 64
 
 
@@ -82,13 +83,21 @@ class Reader:
 
     def __init__(self, llm: LLM, defaults: Defaults, limits: Limits) -> None:
         self._llm, self._defaults, self._limits = llm, defaults, limits
-        resolve(defaults.policy, dict(defaults.settings))  # raises now rather than at every request
+        _, decode = resolve(defaults.policy, dict(defaults.settings))  # raises now rather than at every request
+        if decode.gen_length > limits.gen_length:
+            raise TacgError(
+                f"`gen_length` of a request that does not say is {decode.gen_length}, above the limit of "
+                f"{limits.gen_length}: lower it with --set gen_length=…, or raise --max-length."
+            )
 
     def chat(self, document: Any) -> Ask:
         """`/v1/chat/completions`."""
         body = Body(document)
         self._model(body, required=True)
         messages = self._messages(body)
+        if not self._llm.tokenizer.chat_template:
+            told = f"{self._llm.model.spec.name!r} has no chat template; use /v1/completions with a plain `prompt`."
+            raise bad(told, "messages")
         body.drop_neutral(NEUTRAL_CHAT)
         logprobs = body.flag("logprobs")
         top = body.take(
@@ -175,7 +184,7 @@ class Reader:
             for row in ask.rows()[:: ask.n]:
                 row.check(self._llm.model.spec)
         except TacgError as error:
-            raise blame(error, {*Decode().knobs(), "prompt"}) from None
+            raise blame(error, {*DECODE, "prompt"}) from None
         return ask
 
     def _options(self, body: Body, prompts: int) -> dict[str, Any]:
@@ -205,21 +214,26 @@ class Reader:
             policy = get_policy(spelling or self._defaults.policy)
         except TacgError as error:
             raise bad(str(error), "policy") from None
-        ours = {*Decode().knobs(), "suppress"} - set(SERVERS_OWN)
-        said = body.settings(ours | policy.knobs().keys(), FIELDS if openai else OWN_FIELDS)
+        known = (DECODE - set(SERVERS_OWN)) | policy.knobs().keys()
+        said = body.settings(known, FIELDS if openai else OWN_FIELDS)
         said = {name: value for name, value in said.items() if value is not None or name not in ("seed", "temperature")}
         if length is not None:
             if said.get("gen_length", length) != length:
                 raise bad("`gen_length` and `max_tokens` must be equal if both are given.", "gen_length")
             said["gen_length"] = length
-        mine = self._defaults.settings
-        kept = {name: mine[name] for name in mine if spelling is None or name in {*Decode().knobs(), "suppress"}}
         try:
-            policy, decode = resolve(spelling or self._defaults.policy, kept | _suppressed(said))
+            policy, decode = resolve(spelling or self._defaults.policy, self._kept(spelling) | _suppressed(said))
         except TacgError as error:
             raise blame(error, said) from None
         self._within(decode)
         return policy, decode
+
+    def _kept(self, spelling: str | None) -> dict[str, Any]:
+        """The server's own settings, as far as they go with the policy that a request names; a preset has its own."""
+        mine = self._defaults.settings
+        if spelling is None:
+            return dict(mine)
+        return {} if ":" in spelling else {name: mine[name] for name in mine if name in DECODE}
 
     def _length(self, body: Body) -> int | None:
         """How many tokens at most, by either of OpenAI's names."""

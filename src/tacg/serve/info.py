@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -38,13 +39,12 @@ def describe(llm: LLM, defaults: Defaults, limits: Limits) -> dict[str, Any]:
 
 def _spellings() -> list[str]:
     """Every policy, and every wrapper over each that it can wrap; those of other packages as far as they load."""
-    plain, wrappers = [], []
+    plain: list[str] = []
+    wrappers: list[str] = []
     for name in policy_names():
-        try:
-            (wrappers if issubclass(policy_class(name), Wrapper) else plain).append(name)
+        with contextlib.suppress(TacgError):
             get_policy(name)
-        except TacgError:
-            plain = [each for each in plain if each != name]
+            (wrappers if issubclass(policy_class(name), Wrapper) else plain).append(name)
     return [*wrappers, *plain, *(f"{outer}+{inner}" for outer in wrappers for inner in plain if inner != "confidence")]
 
 
