@@ -49,6 +49,8 @@ def test_without_the_key_there_is_nothing(locked: Running, given: str | None) ->
             assert answer.json()["error"]["code"] == "invalid_api_key"
             assert "www-authenticate" in answer.headers
         assert http.get("/health").status_code == 200
+        right = {"authorization": "Bearer sécret".encode()}
+        assert http.get("/v1/models", headers=right).status_code == 200
 
 
 def test_with_the_key_there_is(llm: tacg.LLM) -> None:

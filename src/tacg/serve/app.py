@@ -246,8 +246,8 @@ class Answer:
         if isinstance(told, Started):
             return [] if self.begun else shape.opening(index) or [shape.delta(index, "", None)]
         if isinstance(told, Piece):
-            before = [token for token, _ in self.tokens]
-            return [shape.delta(index, told.text, shape.logprobs(told.tokens, before) if logprobs else None)]
+            found = shape.logprobs(told.tokens, [token for token, _ in self.tokens]) if logprobs else None
+            return [shape.delta(index, told.text, found)]
         return [shape.last(index, told.reason)] if isinstance(told, Done) else []
 
 

@@ -222,18 +222,20 @@ class Reader:
                 raise bad("`gen_length` and `max_tokens` must be equal if both are given.", "gen_length")
             said["gen_length"] = length
         try:
-            policy, decode = resolve(spelling or self._defaults.policy, self._kept(spelling) | _suppressed(said))
+            policy, decode = resolve(
+                spelling or self._defaults.policy, self._kept(spelling, policy) | _suppressed(said)
+            )
         except TacgError as error:
             raise blame(error, said) from None
         self._within(decode)
         return policy, decode
 
-    def _kept(self, spelling: str | None) -> dict[str, Any]:
-        """The server's own settings, as far as they go with the policy that a request names; a preset has its own."""
-        mine = self._defaults.settings
-        if spelling is None:
-            return dict(mine)
-        return {} if ":" in spelling else {name: mine[name] for name in mine if name in DECODE}
+    def _kept(self, spelling: str | None, policy: Policy) -> dict[str, Any]:
+        """The server's own settings, as far as the policy that a request names has such knobs; a preset has its own."""
+        if spelling is not None and ":" in spelling:
+            return {}
+        known = DECODE | policy.knobs().keys()
+        return {name: value for name, value in self._defaults.settings.items() if name in known}
 
     def _length(self, body: Body) -> int | None:
         """How many tokens at most, by either of OpenAI's names."""

@@ -231,9 +231,10 @@ class Batcher:
             job.steps = event.step
             if job.trace:
                 yield event
+                return
             piece = job.transcript.add(event.committed)
             job.text += piece.text
-            if job.transcript.stopped and not job.trace:
+            if job.transcript.stopped:
                 engine.cancel(event.row)
             if piece.text or piece.tokens:
                 yield piece

@@ -117,7 +117,7 @@ class Guard:
         key = self._access.api_key
         if key is not None and scope["path"] not in self._public:
             kind, _, given = headers.get("authorization", "").partition(" ")
-            right = hmac.compare_digest(given.strip().encode(), key.encode()) and kind.lower() == "bearer"
+            right = hmac.compare_digest(given.strip().encode("latin-1"), key.encode()) and kind.lower() == "bearer"
             if not right:
                 told = "The API key is wrong." if given else "An API key is needed"
                 told += " Send it as `Authorization: Bearer KEY`."
