@@ -35,9 +35,11 @@ class Running:
     def start(self) -> Running:
         self.thread.start()
         wait_until(lambda: self.server.started)
+        self.client = self.openai()  # one for all threads: making one takes longer than a short decode
         return self
 
     def stop(self) -> None:
+        self.client.close()
         self.server.should_exit = True
         self.thread.join(timeout=20)
         assert not self.thread.is_alive()
@@ -77,12 +79,11 @@ def served(llm: tacg.LLM) -> Iterator[Running]:
 
 
 @pytest.fixture
-def client(served: Running) -> Iterator[OpenAI]:
-    with served.openai() as made:
-        yield made
+def client(served: Running) -> OpenAI:
+    return served.client
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def http(served: Running) -> Iterator[httpx2.Client]:
     with served.http() as made:
         yield made

@@ -71,17 +71,16 @@ def requests(count: int) -> list[dict[str, Any]]:
 
 
 def ask(server: Running, request: dict[str, Any], *, stream: bool = False) -> tuple[str, Any]:
-    with server.openai() as client:
-        body = {"policy": request["policy"], **request["settings"]}
-        answer = client.completions.create(
-            model="tiny", prompt=request["prompt"], extra_body=body, stream=stream,
-            **({"stream_options": {"include_usage": True}} if stream else {}),
-        )  # fmt: skip
-        if not stream:
-            return answer.choices[0].text, answer.usage.model_dump()
-        chunks = list(answer)
-        text = "".join(choice.text for chunk in chunks for choice in chunk.choices)
-        return text, chunks[-1].usage.model_dump()
+    body = {"policy": request["policy"], **request["settings"]}
+    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
+    answer = server.client.completions.create(
+        model="tiny", prompt=request["prompt"], extra_body=body, stream=stream, **options
+    )
+    if not stream:
+        return answer.choices[0].text, answer.usage.model_dump()
+    chunks = list(answer)
+    text = "".join(choice.text for chunk in chunks for choice in chunk.choices)
+    return text, chunks[-1].usage.model_dump()
 
 
 def test_answers_do_not_depend_on_neighbours(llm: tacg.LLM) -> None:

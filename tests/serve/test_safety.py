@@ -25,7 +25,7 @@ from tacg.serve import app
 from tacg.serve.ask import NEUTRAL_CHAT, NEUTRAL_COMPLETION
 from tacg.serve.guard import Access
 from tacg.serve.limits import Limits
-from tests.serve.conftest import Running, running
+from tests.serve.conftest import Running, running, wait_until
 
 EXAMPLES = int(os.environ.get("TACG_FUZZ", "40"))  # the issue asks for 2,000
 POSTS = ["/v1/chat/completions", "/v1/completions", "/v1/decode", "/v1/replay"]
@@ -178,6 +178,23 @@ def test_prompts_are_logged_only_when_asked(llm: tacg.LLM, caplog: pytest.LogCap
         assert "private\nmatter" not in told
 
 
+def test_our_own_mistakes_have_the_shape_too(
+    served: Running, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(document: Any) -> None:
+        raise RuntimeError(f"private: {document}")
+
+    monkeypatch.setattr(served.service.reader, "completion", fail)
+    with caplog.at_level(logging.INFO, "tacg"):
+        answer = http.post("/v1/completions", json={"prompt": "mine"})
+        wait_until(lambda: any(" 500 " in record.getMessage() for record in caplog.records))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    told = "\n".join(record.getMessage() for record in caplog.records if record.name.startswith(("tacg", "uvi")))
+    assert "RuntimeError" in told
+    assert answer.headers["x-request-id"] in told
+    assert "private" not in told.replace('f"private: {document}"', "")
+
+
 # -- any body at all -------------------------------------------------------------------------------------------------
 
 LEAF = st.one_of(
@@ -208,28 +225,27 @@ BODIES = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def small(llm: tacg.LLM) -> Iterator[Running]:
-    with running(llm, Limits(gen_length=24, answers=4, body_bytes=4000)) as made:
-        yield made
+def small(llm: tacg.LLM) -> Iterator[httpx2.Client]:
+    with running(llm, Limits(gen_length=24, answers=4, body_bytes=4000)) as made, made.http() as http:
+        yield http
 
 
 @settings(max_examples=EXAMPLES)
 @given(path=st.sampled_from(POSTS), body=BODIES, valid=st.booleans(), damage=st.none() | st.integers(0, 200))
 def test_no_body_makes_the_server_stumble(
-    small: Running, path: str, body: Any, valid: bool, damage: int | None
+    small: httpx2.Client, path: str, body: Any, valid: bool, damage: int | None
 ) -> None:
     if valid and isinstance(body, dict):  # something that works, and one thing more
         ours = {"/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]}, "/v1/replay": {}}
         body = {"model": "tiny", **ours.get(path, {"prompt": "hi"}), **body}
     content = json.dumps(body).encode()[:damage]
-    with small.http() as http:
-        answer = http.post(path, content=content, headers={"content-type": "application/json"})
-        assert answer.status_code < 500, answer.text
-        if answer.status_code != 200:
-            error = answer.json()["error"]
-            assert set(error) == {"message", "type", "param", "code"}
-            assert error["message"]
-            assert len(error["message"]) < 2500
-        elif "event-stream" in answer.headers["content-type"]:
-            assert "server_error" not in answer.text
-        assert http.get("/health").status_code == 200
+    answer = small.post(path, content=content, headers={"content-type": "application/json"})
+    assert answer.status_code < 500, answer.text
+    if answer.status_code != 200:
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert error["message"]
+        assert len(error["message"]) < 2500
+    elif "event-stream" in answer.headers["content-type"]:
+        assert "server_error" not in answer.text
+    assert small.get("/health").status_code == 200

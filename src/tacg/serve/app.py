@@ -22,7 +22,7 @@ from tacg.errors import TacgError
 from tacg.serve.ask import Defaults, Reader
 from tacg.serve.batcher import Batcher, Done
 from tacg.serve.body import Body, read_json
-from tacg.serve.guard import Access, Guard, json_response, refused_response
+from tacg.serve.guard import FAULT, Access, Guard, json_response, refused_response
 from tacg.serve.info import describe
 from tacg.serve.limits import Limits
 from tacg.serve.metrics import Metrics
@@ -72,7 +72,7 @@ class Service:
             Route("/metrics", self.prometheus),
             *(Route(path, functools.partial(_file, file)) for path, file in files.items()),
         ]
-        handlers: dict[Any, Any] = {Refusal: _refused, GoneError: _gone, HTTPException: _no_such}
+        handlers: dict[Any, Any] = {Refusal: _refused, GoneError: _gone, HTTPException: _no_such, Exception: _fault}
         inner = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
         inner.router.redirect_slashes = False
         public = {"/health", "/", *files}
@@ -317,6 +317,11 @@ async def _refused(request: Request, refused: Refusal) -> Response:
 async def _gone(request: Request, _: GoneError) -> Response:
     request.scope["tacg.note"]["status"] = CLOSED
     return Response(status_code=CLOSED)
+
+
+async def _fault(request: Request, _: Exception) -> Response:
+    """A mistake of ours; the guard logs it."""
+    return refused_response(FAULT)
 
 
 async def _no_such(request: Request, error: HTTPException) -> Response:

@@ -8,6 +8,7 @@ import json
 import logging
 import time
 import traceback
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -105,7 +106,7 @@ class Guard:
             await refused_response(refused)(scope, receive, visit.send)
         except Exception as error:
             note["error"] = type(error).__name__
-            _log_fault(error, with_words=self._access.log_prompts)
+            _log_fault(visit.id, error, with_words=self._access.log_prompts)
             if not visit.status:
                 await refused_response(FAULT)(scope, receive, visit.send)
         finally:
@@ -164,22 +165,22 @@ class Guard:
         if not self._access.log_prompts:
             note.pop("prompt", None)
         words = " ".join(f"{name}={json.dumps(value)}" for name, value in note.items())
-        log.info("%s %s %s %.3fs %s", scope["method"], path, status, seconds, words)
+        log.info("%s %s %s %s %.3fs %s", visit.id, scope["method"], path, status, seconds, words)
 
 
 class _Visit:
-    """One request: when it came, and the status that it got. Adds the headers of every response."""
+    """One request: its number for the log, when it came, what it got. Adds the headers of every response."""
 
     def __init__(self, send: Send, granted: dict[str, str]) -> None:
         self._send, self._granted = send, granted
-        self.began, self.status = time.perf_counter(), 0
+        self.id, self.began, self.status = uuid.uuid4().hex, time.perf_counter(), 0
 
     async def send(self, message: Message) -> None:
         """Send on."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
-            for name, value in (HEADERS | self._granted).items():
+            for name, value in (HEADERS | self._granted | {"x-request-id": self.id}).items():
                 headers.setdefault(name, value)
             headers.setdefault("cache-control", "no-store")
         await self._send(message)
@@ -207,7 +208,7 @@ def _host_name(host: str) -> str:
     return host.partition(":")[0].lower()
 
 
-def _log_fault(error: Exception, *, with_words: bool) -> None:
+def _log_fault(number: str, error: Exception, *, with_words: bool) -> None:
     """Where it happened; not what was said, which may be a prompt."""
     place = "".join(traceback.format_tb(error.__traceback__))
-    log.error("a fault: %s%s\n%s", type(error).__name__, f": {error}" if with_words else "", place)
+    log.error("%s a fault: %s%s\n%s", number, type(error).__name__, f": {error}" if with_words else "", place)
