@@ -167,7 +167,7 @@ def test_who_disconnects_costs_no_more_forwards(llm: tacg.LLM, stream: bool) -> 
         time.sleep(0.1)
         assert model.calls <= calls + 1
         with server.http() as http:
-            assert 'status="499"} 200' in http.get("/metrics").text
+            wait_until(lambda: 'status="499"} 200' in http.get("/metrics").text)
         assert ask(server, requests(1)[0])[0]
 
 

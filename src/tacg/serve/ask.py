@@ -133,6 +133,8 @@ class Reader:
             raise bad("Give either `prompt`, a text, or `messages`.", "prompt")
         template = body.take("chat", "true or false", lambda value: isinstance(value, bool))
         if "messages" in body:
+            if template is not None:
+                raise bad("`chat` must come with a `prompt`: `messages` are always put into the template.", "chat")
             messages = self._messages(body)
             prompt, shown = self._encode(messages, None, "messages"), _written(messages)
         else:
@@ -254,7 +256,7 @@ class Reader:
             raise bad(told, "max_tokens")
         if (decode.steps or 1) > most:
             raise bad(f"`steps` must be at most {most} on this server, got {decode.steps}.", "steps")
-        if len({*decode.suppress, *spec.unwritable}) >= spec.vocab_size:
+        if decode.suppress and len({*decode.suppress, *spec.unwritable}) >= spec.vocab_size:
             raise bad("`suppress` must leave some token to write.", "suppress")
 
 

@@ -114,8 +114,10 @@ class Body:
         the fields that were `taken` before.
         """
         known, taken = set(known), set(taken)
-        for name in self._left:
-            if name not in known:
+        for name, value in list(self._left.items()):
+            if value is None and name in taken:
+                del self._left[name]  # null is as good as nothing
+            elif name not in known:
                 told = unknown("field", name[:NAME], (known | taken) - {name})
                 raise bad(str(told), name[:NAME], "unknown_parameter")
         found, self._left = self._left, {}
