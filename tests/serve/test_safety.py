@@ -25,6 +25,7 @@ from tacg.serve import app
 from tacg.serve.ask import NEUTRAL_CHAT, NEUTRAL_COMPLETION
 from tacg.serve.guard import Access
 from tacg.serve.limits import Limits
+from tacg.serve.run import bind
 from tests.serve.conftest import Running, running, wait_until
 
 EXAMPLES = int(os.environ.get("TACG_FUZZ", "40"))  # the issue asks for 2,000
@@ -59,6 +60,15 @@ def test_with_the_key_there_is(llm: tacg.LLM) -> None:
             assert client.completions.create(model="tiny", prompt="a").choices[0].text
         with server.openai(api_key="Secret") as client, pytest.raises(openai.AuthenticationError, match="wrong"):
             client.completions.create(model="tiny", prompt="a")
+
+
+def test_small_responses_are_sent_at_once(served: Running, http: httpx2.Client) -> None:
+    assert http.get("/health").status_code == 200
+    for connection in served.server.server_state.connections:
+        there = connection.transport.get_extra_info("socket")
+        assert there.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), "or each response takes 40 ms longer"
+    with pytest.raises(TacgError, match="Cannot listen"):
+        bind(*served.socket.getsockname())
 
 
 def test_other_interfaces_need_a_key_or_a_word() -> None:

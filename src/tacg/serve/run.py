@@ -65,10 +65,19 @@ class Server(uvicorn.Server):
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 takes any that is free."""
+    listening = None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048)
+        # asyncio sends small writes at once (TCP_NODELAY) only if the socket says that it is TCP; create_server's does
+        # not, and every response then waits 40 ms for the client's acknowledgement of its head.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(2048)
+        return listening
     except (OSError, OverflowError) as error:
+        if listening is not None:
+            listening.close()
         raise TacgError(f"Cannot listen at {host}, port {port}: {error}; choose another --port or --host.") from None
 
 
