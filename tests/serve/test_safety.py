@@ -20,6 +20,7 @@ import tacg
 from tacg.cli.main import app as command_line
 from tacg.engine.request import Decode
 from tacg.errors import TacgError
+from tacg.knobs import Knob
 from tacg.policies import get_policy
 from tacg.serve import app
 from tacg.serve.ask import NEUTRAL_CHAT, NEUTRAL_COMPLETION
@@ -30,6 +31,7 @@ from tests.serve.conftest import Running, running, wait_until
 
 EXAMPLES = int(os.environ.get("TACG_FUZZ", "40"))  # the issue asks for 2,000
 POSTS = ["/v1/chat/completions", "/v1/completions", "/v1/decode", "/v1/replay"]
+WORKS: dict[str, Any] = {"/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]}, "/v1/replay": {}}
 GETS = ["/v1/models", "/v1/models/tiny", "/v1/tacg/info", "/metrics", "/v1/nothing", "/nothing"]
 
 
@@ -240,16 +242,42 @@ def small(llm: tacg.LLM) -> Iterator[httpx2.Client]:
         yield http
 
 
-@settings(max_examples=EXAMPLES)
-@given(path=st.sampled_from(POSTS), body=BODIES, valid=st.booleans(), damage=st.none() | st.integers(0, 200))
-def test_no_body_makes_the_server_stumble(
-    small: httpx2.Client, path: str, body: Any, valid: bool, damage: int | None
-) -> None:
-    if valid and isinstance(body, dict):  # something that works, and one thing more
-        ours = {"/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]}, "/v1/replay": {}}
-        body = {"model": "tiny", **ours.get(path, {"prompt": "hi"}), **body}
-    content = json.dumps(body).encode()[:damage]
-    answer = small.post(path, content=content, headers={"content-type": "application/json"})
+def plausible(knob: Knob) -> st.SearchStrategy[Any]:
+    """Values that a knob takes, far ones too."""
+    if knob.choices:
+        found: st.SearchStrategy[Any] = st.sampled_from(knob.choices)
+    elif knob.kind is bool:
+        found = st.booleans()
+    else:
+        low, high = knob.low or 0, 1e18 if knob.high is None else knob.high
+        found = st.sampled_from([low, high, 1, 2, 7, 1e-30, 0.5, 0.99]).map(knob.kind)
+    return found | st.none() if knob.optional else found
+
+
+def few(values: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    names = st.lists(st.sampled_from(sorted(values)), max_size=4, unique=True)
+    return names.flatmap(lambda chosen: st.fixed_dictionaries({name: values[name] for name in chosen}))
+
+
+OPTIONS = {
+    "n": st.integers(1, 4), "stop": st.sampled_from(["e", ["a", "bc"]]), "stream": st.booleans(),
+    "max_tokens": st.integers(1, 24), "model": st.just("tiny"), "deadline": st.just(9),
+}  # fmt: skip
+
+
+@st.composite
+def askable(draw: Any) -> dict[str, Any]:
+    """A request that should be understood, or nearly."""
+    policy = draw(st.sampled_from(["tacg", "tacg+klass", "confidence", "klass", "schedule", "tacg+schedule"]))
+    ours = Decode().knobs() | get_policy(policy).knobs()
+    knobs = {name: plausible(knob) for name, knob in ours.items() if name not in ("scan", "gen_length")}
+    suppress = st.lists(st.integers(0, 101), max_size=4)
+    return {"policy": policy, **draw(few(knobs | {"suppress": suppress})), **draw(few(OPTIONS))}
+
+
+def post(http: httpx2.Client, path: str, content: bytes) -> httpx2.Response:
+    """Whatever it is, it gets an answer of the right shape, and no fault of ours."""
+    answer = http.post(path, content=content, headers={"content-type": "application/json"})
     assert answer.status_code < 500, answer.text
     if answer.status_code != 200:
         error = answer.json()["error"]
@@ -258,4 +286,24 @@ def test_no_body_makes_the_server_stumble(
         assert len(error["message"]) < 2500
     elif "event-stream" in answer.headers["content-type"]:
         assert "server_error" not in answer.text
-    assert small.get("/health").status_code == 200
+    assert http.get("/health").status_code == 200
+    return answer
+
+
+@settings(max_examples=EXAMPLES)
+@given(path=st.sampled_from(POSTS), body=BODIES, valid=st.booleans(), damage=st.none() | st.integers(0, 200))
+def test_no_body_makes_the_server_stumble(
+    small: httpx2.Client, path: str, body: Any, valid: bool, damage: int | None
+) -> None:
+    if valid and isinstance(body, dict):  # something that works, and one thing more
+        body = {"model": "tiny", **WORKS.get(path, {"prompt": "hi"}), **body}
+    post(small, path, json.dumps(body).encode()[:damage])
+
+
+@settings(max_examples=EXAMPLES)
+@given(path=st.sampled_from(POSTS[:3]), body=askable())
+def test_no_knob_makes_the_server_stumble(small: httpx2.Client, path: str, body: dict[str, Any]) -> None:
+    answer = post(small, path, json.dumps({"model": "tiny", **WORKS.get(path, {"prompt": "hi"}), **body}).encode())
+    if answer.status_code == 400:
+        blamed = answer.json()["error"]["param"]
+        assert blamed in body or blamed == "gen_length", answer.text
