@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 import tacg
-from tacg.experiments.rows import read_rows
 from tacg.models.base import Span
 from tacg.models.tiny import write_checkpoint
-from tests.test_cli import TACG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from torch import Tensor
 
@@ -113,14 +108,3 @@ def test_modes_that_make_no_sense_are_refused(models: dict[str, tacg.LLM]) -> No
     ):
         with pytest.raises(tacg.TacgError, match=words):
             models[family].generate([7, 8], gen_length=8, **({"block_length": 32} | settings))
-
-
-def test_benchmarks_append_rows(tmp_path: Path) -> None:
-    for kind, count in (("cache", 10), ("load", 2)):
-        words = [TACG, "bench", kind, "--quick", "--json", "--out", str(tmp_path / kind)]
-        for times in (1, 2):
-            done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=True)
-            rows = json.loads(done.stdout.splitlines()[-1])["rows"]
-            assert len(rows) == count
-            assert len(read_rows(tmp_path / kind / "rows.jsonl")) == times * count
-    assert all(row["peak_over_size"] > 0 for row in rows)

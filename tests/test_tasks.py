@@ -72,11 +72,16 @@ def test_difficulty_is_a_knob() -> None:
     short = next(get_task("pocket-math", min_events=1, max_events=1).problems())
     assert short.answer.count("Monday") == 1
     assert "Tuesday" not in short.answer
-    small = next(get_task("pocket-sudoku", size="4", clues=6).problems())
-    assert small.data["puzzle"].count(0) == 10
+    small = next(get_task("pocket-sudoku", puzzles=1, clues=7).problems())
+    assert small.data["puzzle"].count(0) == 9
     assert solved_by_elimination(small.data["puzzle"], 4)
+    large = get_task("pocket-sudoku", size="6", puzzles=1)
+    assert large.decode == {"gen_length": 43, "block_length": 43}
+    assert len(next(large.problems()).data["solution"]) == 36
     code = next(get_task("pocket-code", min_steps=1, max_steps=1).problems())
-    assert code.prompt.count(",") == 1
+    assert "a: " in code.prompt
+    assert "b: " not in code.prompt
+    assert ".append(" in next(get_task("pocket-code", loops=1.0).problems()).answer
 
 
 def test_sudoku_counts_open_cells() -> None:

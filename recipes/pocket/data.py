@@ -31,7 +31,7 @@ CHAT_TEMPLATE = (
 PIECES = r"\n(?: {4})*| ?[A-Za-z]+| ?\d{1,2}| ?[^\sA-Za-z\d]+|\s"
 
 # (task, difficulty, share of the samples). Language first: copying from the prompt is learned in a few hundred steps
-# without sudokus, and hardly at all beside them (docs/log.md). Sudokus with more clues teach those with fewer.
+# without sudokus, and hardly at all beside them (docs/log.md). Easier sudokus teach those that are asked for.
 # Drills are sums without a story: a story holds five of them in 170 tokens, a drill thirteen.
 DRILL = "drill"
 OPENING: list[tuple[str, dict[str, int], float]] = [
@@ -40,11 +40,11 @@ OPENING: list[tuple[str, dict[str, int], float]] = [
     ("pocket-code", {}, 0.15),
 ]
 MIXTURE: list[tuple[str, dict[str, int], float]] = [
-    ("pocket-math", {}, 0.30),
-    (DRILL, {}, 0.05),
-    ("pocket-code", {}, 0.28),
-    ("pocket-sudoku", {"clues": 8}, 0.12),
-    ("pocket-sudoku", {}, 0.25),
+    ("pocket-math", {}, 0.28),
+    (DRILL, {}, 0.04),
+    ("pocket-code", {}, 0.36),
+    ("pocket-sudoku", {}, 0.24),
+    ("pocket-sudoku", {"clues": 8}, 0.08),
 ]
 LONGER = 0.1  # share of samples that get more end-of-text padding than their task's answer length
 

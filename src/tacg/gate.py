@@ -190,9 +190,11 @@ def _contenders(score: Tensor, among: Tensor, count: Tensor, reach: float) -> Te
 
     Nobody in rows where all of them are, or none.
     """
+    open_rows = (count > 0) & (among.sum(dim=1) > count)
+    if not bool(open_rows.any()):
+        return torch.zeros_like(among)
     order = score.masked_fill(~among, -torch.inf).sort(dim=1, descending=True).values
     last = order.gather(1, (count - 1).clamp(0, score.shape[1] - 1)[:, None])
-    open_rows = (count > 0) & (among.sum(dim=1) > count)
     return among & open_rows[:, None] & (score + reach * (1 + 1e-5) >= last)
 
 

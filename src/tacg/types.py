@@ -183,9 +183,11 @@ def top(score: Tensor, among: Tensor, k: Tensor | int) -> Tensor:
 
     score float [R, W], among bool [R, W], k an int or int64 [R].
     """
+    limit = k[:, None] if isinstance(k, Tensor) else k
+    if not bool((among.sum(dim=1, keepdim=True) > limit).any()):
+        return among  # everybody is
     score = score.clamp(min=torch.finfo(score.dtype).min)  # -inf is what the others get
     order = score.masked_fill(~among, -torch.inf).sort(dim=1, descending=True, stable=True).indices
     width = torch.arange(score.shape[1], device=score.device)
-    limit = k[:, None] if isinstance(k, Tensor) else k
     chosen = torch.zeros_like(among).scatter_(1, order, (width < limit).expand_as(among))
     return chosen & among

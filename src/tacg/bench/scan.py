@@ -36,7 +36,10 @@ class Steps:
         generator = torch.Generator().manual_seed(0)
         self.prompt, self.positions, self.batch = prompt, positions, batch
         first = torch.randn(batch * positions, vocabulary, generator=generator)
-        first += 14 * torch.nn.functional.one_hot(torch.arange(batch * positions) % vocabulary, vocabulary)
+        # Confidences between 0.05 and 0.95, as in a decode under way.
+        odds = torch.linspace(-3, 3, batch * positions)[torch.randperm(batch * positions, generator=generator)]
+        place = torch.arange(batch * positions)
+        first[place, place % vocabulary] = first.logsumexp(dim=1) + odds
         self.frames = [first.to(dtype), (first + 0.1 * torch.randn(first.shape, generator=generator)).to(dtype)]
         self.turn = 0
 

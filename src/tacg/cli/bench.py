@@ -87,7 +87,7 @@ def _decodes(model: str, quick: bool) -> Iterator[Row]:
 
     llm, task = load_model(model), get_task("pocket-math")
     prompts = [tuple(llm.encode(problem.prompt)) for problem in task.problems("dev", 4 if quick else 64)]
-    settings = Decode(**task.decode, early_stop=False)
+    settings = Decode().turn(**task.decode, early_stop=False)
     yield from decode.measure(llm.model, prompts, model, (2,) if quick else decode.BATCHES, settings)
     yield decode.against_plain(llm.model, prompts[0], model, settings)
     yield decode.near_the_limit(2 if quick else 32, quick=quick)

@@ -16,7 +16,7 @@ from tacg.cache import Cache, resolve_mode, window
 from tacg.engine.events import Proposal, Step
 from tacg.engine.sampling import propose
 from tacg.models.base import Span
-from tacg.scan import Hidden, Look, Memory, observe
+from tacg.scan import Hidden, Look, Memory, lowest, observe
 from tacg.types import Commit, Decision, Output, Reason, Signals, top
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ class Lane:
 
     def draw(self, logits: Tensor, observed: Tensor) -> tuple[Tensor | None, Tensor | None]:
         """This step's random numbers, row by row: sampled proposals int64 [P] and noise [S, W], as far as needed."""
-        logits[:, self.hidden_ids] = -torch.inf
+        logits[:, self.hidden_ids] = lowest(logits.dtype)
         proposal = noise = None
         if self.decode.temperature > 0:
             rows = self.live()

@@ -8,6 +8,7 @@ import torch
 
 from tacg.scan.look import Hidden, Look
 from tacg.scan.memory import Memory
+from tacg.scan.reference import lowest
 from tacg.types import Signals
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from tacg.types import Needs
 
-__all__ = ["Hidden", "Look", "Memory", "observe", "scan"]
+__all__ = ["Hidden", "Look", "Memory", "lowest", "observe", "scan"]
 
 
 def scan(

@@ -1,11 +1,15 @@
-"""The scan on a CPU: `reference.py` in tiles of rows that stay in the cache, by the operations that are fast there.
+"""The scan on a CPU: `reference.py` by the operations that are fast there, on memory that stays in the cache.
 
-What was measured (docs/roofline.md): `exp` costs more than reading memory does; the exponential inside `softmax` is the
-cheapest there is; `amax` runs at the speed of memory, `max` with indices seven times slower.
+What was measured (docs/roofline.md): the exponential inside `softmax` is the cheapest there is; `amax` runs at the
+speed of memory and `max` with indices seven times slower; gathering rows by index costs more than all the arithmetic;
+fresh memory for every intermediate result costs as much again. So wide rows are worked on in place, a few at a time,
+run by run of neighbours, in buffers that are kept. Narrow rows are gathered and done at once.
 """
 
 from __future__ import annotations
 
+import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,8 +21,20 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-TILE = 1 << 20  # values in a tile
+WIDE = 1 << 14  # values of a row from which on it is worked on in place
+TOGETHER = max(2, torch.get_num_threads())  # wide rows at a time: softmax takes a core for each
 CHUNK = 512  # values whose maximum is taken before anybody asks which of them it was
+NOTHING = torch.tensor(SMOOTHING, dtype=torch.float64).log().item()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some of the positions: `at` of all, `row` of the logits, `slot` of the store; views where they are slices."""
+
+    at: slice
+    row: slice | Tensor
+    slot: slice | Tensor
+    first: bool | Tensor  # of all of them alike, or by position
 
 
 def read(
@@ -26,107 +42,163 @@ def read(
     slots: Tensor, first: Tensor,
 ) -> dict[str, Tensor]:  # fmt: skip
     """As `reference.read`."""
-    parts = []
-    for tile in _tiles(logits, len(slots)):
-        z = logits[tile] if rows is None else logits.index_select(0, rows[tile])
-        picked = None if proposal is None else proposal[tile]
-        parts.append(_read(z, picked, names, previous, slots[tile], first[tile]))
-    if len(parts) == 1:
-        return parts[0]
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
-def _read(
-    logits: Tensor,
-    proposal: Tensor | None,
-    names: frozenset[str],
-    previous: Tensor | None,
-    slots: Tensor,
-    first: Tensor,
-) -> dict[str, Tensor]:
-    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    peak, best = highest(z)
-    token = best if proposal is None else proposal
-    posterior = z.softmax(dim=1)
-    found = {"token": token, "peak": peak, "confidence": at(posterior, token)}
+    count, size = len(slots), logits.shape[1]
+    kind = torch.promote_types(logits.dtype, torch.float32)
+    chunks = -(-size // CHUNK) if size >= WIDE else 1
+    peaks = logits.new_empty(count, chunks, dtype=kind)
+    found = {name: peaks.new_empty(count) for name in ("top", "confidence", *(names & {"entropy", "kl"}))}
+    for piece in _pieces(size, rows, slots, first):
+        z = logits[piece.row]
+        posterior = _buffer("one", z)
+        z = z if z.dtype == kind else _buffer("two", z).copy_(z)
+        torch.softmax(z, dim=1, out=posterior)
+        _chunk_peaks(z, peaks[piece.at])
+        torch.amax(posterior, dim=1, out=found["top"][piece.at])
+        if proposal is not None:
+            found["confidence"][piece.at] = at(posterior, proposal[piece.at])
+        if "entropy" in names:
+            found["entropy"][piece.at] = _entropy(z, posterior, peaks[piece.at])
+        if previous is not None:
+            found["kl"][piece.at] = _divergence(posterior, previous, piece)
+    peak, best, second = _best_two(logits, rows, peaks)
+    top = found.pop("top")
+    found |= {"token": best if proposal is None else proposal, "peak": peak}
+    found["confidence"] = top if proposal is None else found["confidence"]
     if "margin" in names:
-        found["margin"] = _margin(posterior, best)
-    if "entropy" in names:
-        found["entropy"] = _entropy(z, posterior, peak, best)
-    if previous is not None:
-        smooth = posterior.add(SMOOTHING).log_()
-        before = previous.index_select(0, slots)
-        if bool(first.any()):
-            before.masked_fill_(first[:, None], torch.tensor(SMOOTHING).log())
-        found["kl"] = torch.linalg.vecdot(posterior, torch.sub(smooth, before, out=before))
-        previous.index_copy_(0, slots, smooth)
+        found["margin"] = top * (1.0 - (second - peak).exp())
     return found
 
 
-def contrast(logits: Tensor, reference: Tensor, token: Tensor, w: float) -> tuple[Tensor, Tensor]:
+def contrast(
+    logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, w: float
+) -> tuple[Tensor, Tensor]:
     """As `reference.contrast`."""
-    before, readout = [], []
-    for tile in _tiles(logits, len(logits)):
-        wide = torch.promote_types(logits.dtype, torch.float32)
-        z, ref = (x[tile].to(wide).clamp_min(SUPPRESSED) for x in (logits, reference))
-        z -= z.amax(dim=1, keepdim=True)
-        ref -= ref.amax(dim=1, keepdim=True)
-        before.append(at(ref.softmax(dim=1), token[tile]))
-        readout.append(at(torch.lerp(ref, z, 1.0 + w, out=ref).softmax(dim=1), token[tile]))
-    return torch.cat(before), torch.cat(readout)
+    kind = torch.promote_types(logits.dtype, torch.float32)
+    before, readout = token.new_empty((2, len(token)), dtype=kind)
+    step = TOGETHER if logits.shape[1] >= WIDE else len(token)
+    for start in range(0, len(token), step):
+        part = slice(start, start + step)
+        z = _gathered("one", logits, rows[part], kind).clamp_min_(SUPPRESSED)
+        past = _gathered("two", reference, slots[part], kind)
+        shares = torch.softmax(past, dim=1, out=_buffer("three", past))
+        before[part] = at(shares, token[part])
+        torch.softmax(past.lerp_(z, 1.0 + w), dim=1, out=shares)  # past + (1 + w) (z - past) = z + w (z - past)
+        readout[part] = at(shares, token[part])
+    return before, readout
 
 
 def follow(
     store: Tensor, slots: Tensor, values: Tensor, rows: Tensor, offset: Tensor | None, first: Tensor, beta: float
 ) -> None:
-    """As `reference.follow`."""
+    """As `reference.follow`; logits are gauged only where the store is narrow: softmax does not care for constants."""
     wide = torch.promote_types(values.dtype, torch.float32)
-    some, every = bool(first.any()), bool(first.all())
-    for tile in _tiles(values, len(rows)):
-        fresh = values.index_select(0, rows[tile]).to(wide)
-        if offset is not None:
-            fresh.sub_(offset[tile, None]).clamp_min_(SUPPRESSED)
-        if not every:
-            old = store.index_select(0, slots[tile]).to(wide)
-            if some:
-                old = torch.where(first[tile, None], fresh, old)
-            fresh = old.lerp_(fresh, 1.0 - beta)
-        store.index_copy_(0, slots[tile], fresh.to(store.dtype))
+    for piece in _pieces(values.shape[1], rows, slots, first):
+        fresh = values[piece.row]
+        if offset is not None and bool(fresh.amin().isneginf()):
+            fresh = fresh.to(wide).clamp_min(SUPPRESSED)
+        if offset is not None and store.dtype != wide:
+            fresh = torch.sub(fresh, offset[piece.at, None], out=_buffer("one", fresh))
+        elif fresh.dtype != wide:
+            fresh = _buffer("one", fresh).copy_(fresh)
+        old = store[piece.slot]  # in place if it is a view
+        if piece.first is True:
+            old.copy_(fresh)
+        elif piece.first is False and old.dtype == wide:
+            old.lerp_(fresh, 1.0 - beta)
+        else:
+            mixed = torch.lerp(old.to(wide), fresh, 1.0 - beta)
+            old.copy_(mixed if piece.first is False else torch.where(piece.first[:, None], fresh, mixed))
+        if not isinstance(piece.slot, slice):
+            store[piece.slot] = old
 
 
-def highest(z: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest value of each row [P, V] and its first index, [P] each. NaN wins."""
-    _rows, size = z.shape
-    even = size // CHUNK * CHUNK
-    if even < 4 * CHUNK:
-        return z.max(dim=1)
-    chunks = z[:, :even].unflatten(1, (-1, CHUNK))
-    peaks = chunks.amax(dim=2)
-    if even < size:
-        peaks = torch.cat([peaks, z[:, even:].amax(dim=1, keepdim=True)], dim=1)
+def _pieces(size: int, rows: Tensor | None, slots: Tensor, first: Tensor) -> Iterator[Piece]:
+    """Narrow rows all at once; wide ones by runs of neighbours, a few at a time, all first or all not."""
+    count = len(slots)
+    if size < WIDE:
+        some = bool(first.any())
+        yield Piece(slice(0, count), slice(None) if rows is None else rows, slots, first if some else False)
+        return
+    keys = list(zip(range(count) if rows is None else rows.tolist(), slots.tolist(), first.tolist(), strict=True))
+    start = 0
+    for stop in range(1, count + 1):
+        (row, slot, new), gap = keys[start], stop - start
+        if gap == TOGETHER or stop == count or keys[stop] != (row + gap, slot + gap, new):
+            yield Piece(slice(start, stop), slice(row, row + gap), slice(slot, slot + gap), new)
+            start = stop
+
+
+_kept = threading.local()
+
+
+def _buffer(name: str, like: Tensor, kind: torch.dtype | None = None) -> Tensor:
+    """Memory for wide rows like these in float32 at least, the same at every call; fresh memory for narrow ones."""
+    rows, size = like.shape
+    kind = kind or torch.promote_types(like.dtype, torch.float32)
+    if size < WIDE:
+        return like.new_empty(rows, size, dtype=kind)
+    found: Tensor | None = getattr(_kept, name, None)
+    if found is None or found.shape[1] != size or found.dtype != kind:
+        found = like.new_empty(TOGETHER, size, dtype=kind)
+        setattr(_kept, name, found)
+    return found[:rows]
+
+
+def _gathered(name: str, values: Tensor, rows: Tensor, kind: torch.dtype) -> Tensor:
+    """Some rows, free to be changed."""
+    if values.shape[1] < WIDE:
+        return values[rows].to(kind)
+    copies = _buffer(name, values[: len(rows)], kind)
+    for place, row in enumerate(rows.tolist()):
+        copies[place].copy_(values[row])
+    return copies
+
+
+def _chunk_peaks(z: Tensor, peaks: Tensor) -> None:
+    """The maximum of every `CHUNK` values of a row [K, V], into peaks [K, chunks]; narrow rows need none."""
+    even = z.shape[1] // CHUNK * CHUNK
+    if peaks.shape[1] == 1:
+        return
+    torch.amax(z[:, :even].view(len(z), -1, CHUNK), dim=2, out=peaks[:, : even // CHUNK])
+    if even < z.shape[1]:
+        torch.amax(z[:, even:], dim=1, out=peaks[:, -1])
+
+
+def _best_two(logits: Tensor, rows: Tensor | None, peaks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The largest value of each row, its first index, and the second largest: [P] each. NaN wins."""
+    size, place = logits.shape[1], torch.arange(len(peaks)) if rows is None else rows
+    if peaks.shape[1] == 1:
+        inside = (logits if rows is None else logits[rows]).to(peaks.dtype)
+        peak, best = inside.max(dim=1)
+        return peak, best, inside.scatter(1, best[:, None], -torch.inf).amax(dim=1)
     peak, chunk = peaks.max(dim=1)
     start = (chunk * CHUNK).clamp(max=size - CHUNK)  # the last chunk may reach back into its neighbour
-    inside = z.gather(1, start[:, None] + torch.arange(CHUNK))
-    return peak, start + (inside == peak[:, None]).int().argmax(dim=1)
+    inside = logits[place[:, None], start[:, None] + torch.arange(CHUNK)].to(peaks.dtype)
+    best = (inside == peak[:, None]).int().argmax(dim=1)
+    near = inside.scatter(1, best[:, None], -torch.inf).amax(dim=1)
+    far = peaks.scatter(1, chunk[:, None], -torch.inf).amax(dim=1)
+    return peak, start + best, torch.maximum(near, far)
 
 
-def _margin(posterior: Tensor, best: Tensor) -> Tensor:
-    """The largest probability minus the second."""
-    top = at(posterior, best)
-    if posterior.shape[1] == 1:
-        return top
-    rest = posterior.scatter(1, best[:, None], -1.0)
-    return top - rest.amax(dim=1)
-
-
-def _entropy(z: Tensor, posterior: Tensor, peak: Tensor, best: Tensor) -> Tensor:
+def _entropy(z: Tensor, posterior: Tensor, peaks: Tensor) -> Tensor:
     """-Σ p log p, with log p = z - peak + log p(best)."""
-    shifted = (z - peak[:, None]).clamp_min_(SUPPRESSED)
-    return -torch.linalg.vecdot(posterior, shifted) - at(posterior, best).log()
+    peak = z.amax(dim=1) if peaks.shape[1] == 1 else peaks.amax(dim=1)
+    shifted = torch.sub(z, peak[:, None], out=_buffer("two", z)).clamp_min_(SUPPRESSED)
+    mean: Tensor = torch.linalg.vecdot(posterior, shifted)
+    return -mean - posterior.amax(dim=1).log()
 
 
-def _tiles(values: Tensor, rows: int) -> Iterator[slice]:
-    """Slices of `rows`, each as many as stay in the cache if they are as long as those of `values`."""
-    size = max(1, TILE // max(1, values.shape[1]))
-    for start in range(0, rows, size):
-        yield slice(start, start + size)
+def _divergence(posterior: Tensor, previous: Tensor, piece: Piece) -> Tensor:
+    """KL(p_t || p_{t-1}), both smoothed as in KLASS; `previous` is overwritten on the way."""
+    smooth = torch.add(posterior, SMOOTHING, out=_buffer("two", posterior)).log_()
+    before = previous[piece.slot]  # in place if it is a view
+    if piece.first is True:
+        before.fill_(NOTHING)
+    elif piece.first is not False:
+        before.masked_fill_(piece.first[:, None], NOTHING)
+    found: Tensor = torch.linalg.vecdot(posterior, before.sub_(smooth)).neg_()
+    if isinstance(piece.slot, slice):
+        before.copy_(smooth)
+    else:
+        previous[piece.slot] = smooth
+    return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tacg.errors import LogitsError, TacgError, unknown
-from tacg.scan.reference import SUPPRESSED
+from tacg.scan.reference import SUPPRESSED, lowest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class Hidden:
     def logits(self, states: Tensor) -> Tensor:
         """[C, H] -> [C, V]."""
         made = self.head(states.to(self.states.dtype))
-        made[:, self.suppressed] = -torch.inf
+        made[:, self.suppressed] = lowest(made.dtype)
         return made
 
 
@@ -123,14 +123,17 @@ class Look:
         """reference and readout, p_ref(x̂) and q(x̂), at the chosen positions (int64 [C]): [C] each."""
         contrast = self.needs.contrast
         assert contrast is not None
-        logits = self.logits[chosen if self.rows is None else self.rows[chosen]]
+        token, slots = self.found["token"][chosen], self.slots[chosen]
+        rows = chosen if self.rows is None else self.rows[chosen]
         if self.hidden is None:
-            past = self.memory.store("reference", logits)[self.slots[chosen]]
+            past = self.memory.store("reference", self.logits)
         else:
-            past = self.hidden.logits(self.memory.store("reference", self.hidden.states)[self.slots[chosen]])
-        past = torch.where(self.first[chosen, None], logits, past)  # in the wider type of the two: neutral is exact
-        before, readout = self.backend.contrast(logits, past, self.found["token"][chosen], contrast.w)
-        return {"reference": before, "readout": readout}
+            past = self.hidden.logits(self.memory.store("reference", self.hidden.states)[slots])
+            slots = torch.arange(len(slots), device=slots.device)
+        before, readout = self.backend.contrast(self.logits, rows, past, slots, token, contrast.w)
+        # At a first observation the reference is the logits themselves: all three posteriors are one.
+        first, own = self.first[chosen], self.found["confidence"][chosen]
+        return {"reference": torch.where(first, own, before), "readout": torch.where(first, own, readout)}
 
     def follow(self, kept: Tensor | None = None) -> None:
         """Move the history on by one step, where `kept` (bool [P]); all else is forgotten."""

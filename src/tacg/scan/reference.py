@@ -50,12 +50,15 @@ def read(
     return found
 
 
-def contrast(logits: Tensor, reference: Tensor, token: Tensor, w: float) -> tuple[Tensor, Tensor]:
+def contrast(
+    logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, w: float
+) -> tuple[Tensor, Tensor]:
     """The reference posterior and the contrast readout at the proposal, p_ref(x̂) and q(x̂): [C] each.
 
-    logits, reference float [C, V]; both may be off by a constant for each position.
+    logits float [N, V] read at `rows` int64 [C], reference float [slots, V] read at `slots` int64 [C]; both may be off
+    by a constant for each position.
     """
-    z, reference = widened(logits), widened(reference)
+    z, reference = widened(logits[rows]), widened(reference[slots])
     z, reference = z - z.amax(dim=1, keepdim=True), reference - reference.amax(dim=1, keepdim=True)
     readout = z + w * (z - reference)
     return at(reference.softmax(dim=1), token), at(readout.softmax(dim=1), token)
@@ -74,6 +77,11 @@ def follow(
         fresh = (fresh - offset[:, None]).clamp_min(SUPPRESSED)
     old = torch.where(first[:, None], fresh, store[slots].to(fresh.dtype))
     store[slots] = (beta * old + (1.0 - beta) * fresh).to(store.dtype)
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """What a suppressed token's logit is set to: a number, as no average can be taken of -inf."""
+    return max(SUPPRESSED, torch.finfo(dtype).min)
 
 
 def widened(values: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def _rescaled(peak, total, values, inside):  # type: ignore[no-untyped-def]
     return higher, total * tl.exp(peak - higher) + tl.sum(weight)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def scan_kernel(  # type: ignore[no-untyped-def]
     logits, row_stride, column_stride, slots, first, proposal,
     reference, reference_stride, gauge, previous, previous_stride, norm,

@@ -25,14 +25,12 @@ FILTERS = {
     "keep the numbers above {k}": "{v} > {k}",
     "keep the numbers below {k}": "{v} < {k}",
     "keep the multiples of {k}": "{v} % {k} == 0",
-    "drop every {k}": "{v} != {k}",
 }
 MAPS = {
     "add {k} to each": "{v} + {k}",
     "subtract {k} from each": "{v} - {k}",
     "multiply each by {k}": "{v} * {k}",
     "square each": "{v} * {v}",
-    "negate each": "-{v}",
 }
 WHOLE = {
     "sort them": "sorted({xs})",
@@ -57,6 +55,7 @@ class PocketCode(Knobs, Task):
     min_steps: int = knob(3, "fewest steps before the return", low=1, high=len(STEPS))
     max_steps: int = knob(4, "most steps before the return", low=1, high=len(STEPS))
     largest: int = knob(9, "largest number in a step", low=2, high=99)
+    loops: float = knob(0.0, "share of functions that spell a step out as a loop", low=0, high=1)
 
     name: ClassVar[str] = "pocket-code"
 
@@ -67,20 +66,18 @@ class PocketCode(Knobs, Task):
 
     def draw(self, rng: random.Random) -> tuple[str, Problem]:
         """A docstring, and one of many ways to write the function."""
-        argument, v = rng.choice(ARGUMENTS), rng.choice(LOOP_NAMES)
+        argument = rng.choice(ARGUMENTS)
         said, lines, source = [], [], argument
-        looped = False
+        loops = rng.random() < self.loops
         for target in STEPS[: rng.randint(self.min_steps, self.max_steps)]:
             kind, told, code = self._step(rng)
-            loop = kind != "whole" and not looped and rng.random() < 0.25
-            lines += _lines(kind, code, v, source, target, loop)
-            looped, source = looped or loop, target
-            said.append(f"{target}: {told}.")
+            lines += _lines(kind, code, rng.choice(LOOP_NAMES), source, target, loop=loops and kind != "whole")
+            loops, source = loops and kind == "whole", target
+            said.append(f"{target}: {told}")
         told, code = rng.choice(list(RETURNS.items()))
         lines.append(f"return {code.format(xs=source)}")
-        told = told.format(xs=source)
-        document = " ".join([*said, f"{told[0].upper()}{told[1:]}."])
-        prompt = f'Write this function:\ndef {FUNCTION}({argument}):\n    """{document}"""'
+        document = "".join(f"\n    {line}" for line in [*said, told.format(xs=source)])
+        prompt = f'Write this function:\ndef {FUNCTION}({argument}):\n    """{document}\n    """'
         answer = f"def {FUNCTION}({argument}):" + "".join(f"\n    {line}" for line in lines)
         seed = rng.getrandbits(32)
         return document, Problem("", prompt, answer, {"function": FUNCTION, "reference": answer, "seed": seed})
@@ -99,15 +96,15 @@ class PocketCode(Knobs, Task):
 
 
 def inputs(seed: int) -> list[list[int]]:
-    """Ten lists to try a function on: empty, short, long, with repeats and negatives."""
+    """Ten lists to try a function on: empty, short, and long enough that something is left after several steps."""
     rng = random.Random(seed)
     lists: list[list[int]] = [[], [rng.randint(1, 9)]]
-    lists += [[rng.randint(-9, 20) for _ in range(rng.randint(3, 12))] for _ in range(4)]
-    lists += [[rng.randint(0, 12) for _ in range(rng.randint(6, 15))] for _ in range(4)]
+    lists += [[rng.randint(-9, 40) for _ in range(rng.randint(6, 20))] for _ in range(4)]
+    lists += [[rng.randint(0, 20) for _ in range(rng.randint(15, 40))] for _ in range(4)]
     return lists
 
 
-def _lines(kind: str, code: str, v: str, source: str, target: str, loop: bool) -> list[str]:
+def _lines(kind: str, code: str, v: str, source: str, target: str, *, loop: bool) -> list[str]:
     """A step as Python: one line, or a loop that appends."""
     code = code.replace("{v}", v).replace("{xs}", source)
     if kind == "whole":
