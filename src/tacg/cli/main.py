@@ -10,6 +10,7 @@ import typer
 from tacg.cli import (
     ablate,
     bench,
+    chat,
     compare,
     diagnose,
     doctor,
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 for verb in (
     generate,
+    chat,
     eval,
     compare,
     ablate,
