@@ -134,23 +134,24 @@ def test_at_a_terminal_lines_are_remembered_and_completed(tmp_path: Path) -> Non
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path), "TERM": "xterm"}
     with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as running:
         os.close(theirs)
-        _read_until(mine, "Ctrl-D leaves")
+        _read_until(mine, b"Ctrl-D leaves")
         os.write(mine, b"/wat\t\n")
-        _read_until(mine, "canvas is shown")
-        running.send_signal(signal.SIGINT)  # the terminal is not the child's own, so a typed Ctrl-C would not do
-        _read_until(mine, "/quit or Ctrl-D")
+        _read_until(mine, b"canvas is shown")
+        while not select.select([mine], [], [], 1)[0]:  # one that comes before readline listens is lost
+            running.send_signal(signal.SIGINT)  # the terminal is not the child's own: a typed Ctrl-C would not do
+        _read_until(mine, b"/quit or Ctrl-D")
         os.write(mine, b"\x04")
         with contextlib.suppress(OSError):  # whoever leaves a terminal waits until all that it wrote is read
-            _read_until(mine, "nothing that it says")
+            _read_until(mine, b"nothing that it says")
         running.wait(timeout=60)
     os.close(mine)
     assert running.returncode == 0
     assert "/watch" in (tmp_path / "tacg" / "chat_history").read_text()
 
 
-def _read_until(terminal: int, words: str) -> None:
+def _read_until(terminal: int, words: bytes) -> None:
     """Read what the program says until these words have come, and a new prompt after them."""
-    screen = ""
-    while "› " not in screen.partition(words)[2]:
+    screen = b""
+    while "› ".encode() not in screen.partition(words)[2]:
         assert select.select([terminal], [], [], 60)[0], screen
-        screen += os.read(terminal, 1000).decode()
+        screen += os.read(terminal, 1000)
