@@ -21,7 +21,7 @@ from tacg.engine.request import Decode
 from tacg.knobs import Knob
 from tacg.models.base import ModelSpec, Span
 from tacg.trace import Trace, record
-from tacg.trace.player import SHARED, player
+from tacg.trace.player import SHARED, player_page
 
 MASK, EOS, GO = 1, 0, 2
 STORY = (
@@ -34,7 +34,7 @@ PROMPT = (
     "On Thursday he wins 5 in a game. On Friday he buys 4 more. How many apples does Tom have now?"
 )
 POLICIES = ("tacg", "confidence", "klass", "schedule", "tacg+klass")
-CSP = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'"
+CSP = "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
@@ -109,7 +109,7 @@ def info() -> dict[str, Any]:
     policies = [{"name": name, "knobs": facts(tacg.get_policy(name).knobs())} for name in POLICIES]
     return {
         "model": "storyteller", "policies": policies, "decode": facts(Decode().knobs()), "examples": examples,
-        "limits": {"max_gen_length": 512},
+        "limits": {"gen_length": 512}, "defaults": {"policy": "tacg", "settings": {}},
     }  # fmt: skip
 
 
@@ -139,7 +139,7 @@ class Handler(BaseHTTPRequestHandler):
             traces = [
                 Trace(each[0], tuple(x for x in each if x["kind"] == "step"), _end(each)) for each in body["traces"]
             ]
-            self._send(200, "text/html", player(traces).encode())
+            self._send(200, "text/html", player_page(traces).encode())
         else:
             self._decode(body)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SHARED = resources.files("tacg").joinpath("serve", "page")
 
 
-def player(traces: Sequence[Trace]) -> str:
+def player_page(traces: Sequence[Trace]) -> str:
     """The player with its traces inside."""
     page = resources.files("tacg.trace").joinpath("player.html").read_text(encoding="utf-8")
     style = SHARED.joinpath("canvas.css").read_text(encoding="utf-8")
@@ -33,5 +33,5 @@ def player(traces: Sequence[Trace]) -> str:
 def write_player(path: Path, traces: Sequence[Trace]) -> Path:
     """Write the player to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(player(traces), encoding="utf-8")
+    path.write_text(player_page(traces), encoding="utf-8")
     return path

@@ -77,6 +77,7 @@ async function follow(decode, request, signal) {
 class Dial {
   constructor(knob, owner, changed) {
     this.knob = knob;
+    this.normal = page.info.defaults?.settings?.[knob.name] ?? knob.default;  // as the server was started
     this.box = make("div", "dial");
     const id = `${owner}-${knob.name}`, label = make("label", "", knob.name);
     if (knob.symbol) label.append(make("i", "", knob.symbol));
@@ -90,7 +91,7 @@ class Dial {
     if (this.numeric && knob.default !== null && knob.name !== "seed") this.box.append(this.slider());
     this.box.append(meaning);
     this.box.addEventListener("input", () => { this.mark(); changed(); });
-    this.set(knob.default);
+    this.set(this.normal);
   }
 
   get numeric() {
@@ -113,8 +114,7 @@ class Dial {
   // Where a knob has no upper end the slider goes to four times the default; the number beside it takes any value.
   slider() {
     const {knob} = this, whole = knob.type.startsWith("int"), low = knob.low ?? 0;
-    const limit = page.info.limits?.[`max_${knob.name}`] ?? page.info.limits?.[knob.name];
-    const high = knob.high ?? limit ?? Math.max(4 * knob.default, low + (whole ? 4 : knob.default ? 0 : 2));
+    const high = knob.high ?? page.info.limits?.[knob.name] ?? Math.max(4 * knob.default, low + (whole ? 4 : knob.default ? 0 : 2));
     const step = whole ? 1 : 10 ** Math.floor(Math.log10((high - low) / 50));
     this.range = Object.assign(make("input"), {type: "range", min: low, max: high, step, tabIndex: 0});
     this.range.setAttribute("aria-label", `${knob.name}, slider`);
@@ -137,7 +137,7 @@ class Dial {
   }
 
   get changed() {
-    return this.value !== this.knob.default;
+    return this.value !== this.normal;
   }
 
   get mistake() {
@@ -295,7 +295,7 @@ async function save() {
 }
 
 function reset() {
-  for (const dial of [...page.decode, ...page.sides.flatMap(side => side.dials)]) dial.set(dial.knob.default);
+  for (const dial of [...page.decode, ...page.sides.flatMap(side => side.dials)]) dial.set(dial.normal);
   summarise();
 }
 
@@ -318,13 +318,13 @@ function build(info) {
   find("model").textContent = info.model;
   document.title = `tacg · ${info.model}`;
   const names = info.policies.map(policy => policy.name);
-  const first = names.includes("tacg") ? "tacg" : names[0];
+  const first = [info.defaults?.policy, "tacg", names[0]].find(name => names.includes(name));
   const second = ["confidence", ...names].find(name => names.includes(name) && name !== first) ?? first;
   page.sides = [new Side("Policy", 0, first), new Side("Against", 1, second)];
   find("sides").replaceChildren(...page.sides.map(side => side.box));
   page.decode = dials(info.decode, "decode", find("decode"));
   find("examples").replaceChildren(...info.examples.map(example =>
-    Object.assign(make("button", "", example.title), {type: "button", onclick: () => take(example)})));
+    Object.assign(make("button", "", example.title ?? example.task), {type: "button", onclick: () => take(example)})));
   toggleRace();
   if (!find("prompt").value && info.examples.length) take(info.examples[0]);
   find("generate").disabled = false;
