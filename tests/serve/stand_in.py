@@ -106,7 +106,9 @@ def info() -> dict[str, Any]:
         {"title": "apples", "prompt": PROMPT, "settings": {"gen_length": 96, "block_length": 32}},
         {"title": "short", "prompt": "Say something short.", "settings": {"gen_length": 24, "block_length": 12}},
     ]
-    policies = [{"name": name, "knobs": facts(tacg.get_policy(name).knobs())} for name in POLICIES]
+    made = {name: tacg.get_policy(name) for name in POLICIES}
+    about = {name: str(type(policy).__doc__).partition("\n")[0] for name, policy in made.items()}
+    policies = [{"name": name, "about": about[name], "knobs": facts(made[name].knobs())} for name in POLICIES]
     return {
         "model": "storyteller", "policies": policies, "decode": facts(Decode().knobs()), "examples": examples,
         "limits": {"gen_length": 512}, "defaults": {"policy": "tacg", "settings": {}},

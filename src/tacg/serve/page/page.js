@@ -182,13 +182,15 @@ class Side {
     for (const policy of page.info.policies) this.pick.append(new Option(policy.name, policy.name));
     this.pick.value = chosen;
     this.pick.onchange = () => this.lay();
+    this.about = make("p", "about");
     this.knobs = make("div");
-    this.box.append(make("legend", "", title), this.pick, this.knobs);
+    this.box.append(make("legend", "", title), this.pick, this.about, this.knobs);
     this.lay();
   }
 
   lay() {
     const policy = page.info.policies.find(each => each.name === this.pick.value);
+    this.about.textContent = policy.about ?? "";
     this.knobs.replaceChildren();
     this.dials = dials(policy.knobs, `side-${this.number}`, this.knobs);
     summarise();
