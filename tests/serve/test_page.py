@@ -175,7 +175,7 @@ def test_scrub_with_keys_and_see_a_trajectory(browser: Any, served: tuple[str, t
         assert page.locator(".canvas .token:not(.mask)").count() == 0
         page.locator("#speed").select_option("fast")
         page.locator("body").press(" ")
-        page.wait_for_function("document.querySelector('.state').textContent.startsWith('done')")
+        page.wait_for_function("() => document.querySelector('.state').textContent.startsWith('done')")
         assert step_of(page) == (last, last)
 
 
@@ -248,14 +248,14 @@ def test_errors_are_plain(browser: Any, served: tuple[str, type[Handler]], tmp_p
         assert "Write a prompt first" in page.locator(alert).inner_text()
         page.locator("#prompt").fill("break")
         page.locator("#generate").click()
-        page.wait_for_function("document.querySelector('[role=alert]').textContent.includes('NaN logits')")
+        page.wait_for_function("() => document.querySelector('[role=alert]').textContent.includes('NaN logits')")
         assert page.locator(".canvas .token").count() > 0, "what had come stays"
         page.locator("#prompt").fill("cut")
         page.locator("#generate").click()
-        page.wait_for_function("document.querySelector('[role=alert]').textContent.includes('ended before')")
+        page.wait_for_function("() => document.querySelector('[role=alert]').textContent.includes('ended before')")
         page.locator("#decode-gen_length").fill("5000")
         page.locator("#generate").click()
-        page.wait_for_function("document.querySelector('[role=alert]').textContent.includes('must fit 4096')")
+        page.wait_for_function("() => document.querySelector('[role=alert]').textContent.includes('must fit 4096')")
         picture(page, tmp_path, "error")
         assert page.locator("#generate").is_enabled()
         visit.complaints = [each for each in visit.complaints if "400" not in each]  # the browser tells of those itself
@@ -266,7 +266,7 @@ def test_stop_leaves_the_stream(browser: Any, served: tuple[str, type[Handler]])
         page.locator("#prompt").fill("slow")
         page.locator("#speed").select_option("as it comes", force=True)
         page.locator("#generate").click()
-        page.wait_for_function("document.querySelector('.numbers .step dd')?.textContent === '3'")
+        page.wait_for_function("() => document.querySelector('.numbers .step dd')?.textContent === '3'")
         page.locator("#stop").click()
         page.wait_for_selector("#generate:enabled")
         assert page.locator(".state").inner_text() == "stopped"

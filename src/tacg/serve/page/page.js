@@ -80,9 +80,10 @@ class Dial {
     this.normal = page.info.defaults?.settings?.[knob.name] ?? knob.default;  // as the server was started
     this.box = make("div", "dial");
     const id = `${owner}-${knob.name}`, label = make("label", "", knob.name);
-    if (knob.symbol) label.append(make("i", "", knob.symbol));
+    if (knob.symbol && knob.symbol.toLowerCase() !== knob.name) label.append(make("i", "", knob.symbol));
     label.htmlFor = id;
     this.input = this.field();
+    this.input.classList.add("field");
     this.input.id = id;
     const meaning = make("small", "", knob.meaning ?? "");
     meaning.id = `${id}-meaning`;
