@@ -69,7 +69,7 @@ class Visit:
         self.page.set_default_timeout(20_000)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
-        self.page.on("request", lambda asked: self._near(asked.url, address))
+        self.page.on("request", lambda asked: self._near(asked.url, address.partition("#")[0]))
         self.page.goto(address)
 
     def _near(self, url: str, address: str) -> None:
@@ -186,7 +186,7 @@ def test_race_on_one_clock(browser: Any, served: tuple[str, type[Handler]], tmp_
         page.locator("#speed").select_option("fast", force=True)
         page.locator("#generate").click()
         seen = set()
-        while not page.locator("#verdict").inner_text():
+        while not page.locator("#verdict").is_visible():
             seen.add(tuple(page.locator(".numbers .step dd").all_inner_texts()))
             page.wait_for_timeout(60)
         finished = [int(each) for each in page.locator(".numbers .step dd").all_inner_texts()]
@@ -232,6 +232,7 @@ def test_phone(browser: Any, served: tuple[str, type[Handler]], tmp_path: Path) 
         page.locator("#scrub").fill("14")
         page.locator(".canvas .token").nth(12).tap()
         assert page.locator("#card .curve").count() == 3
+        assert "position 13" in page.locator("#card").inner_text()
         picture(page, tmp_path, "phone-card")
         page.locator("#race").check()
         page.locator("#settings > summary").click()

@@ -134,7 +134,7 @@ class Panel {
   listen() {
     const position = event => event.target.dataset.position === undefined ? null : +event.target.dataset.position;
     const open = event => { if (position(event) !== null) this.card.open(this, position(event)); };
-    this.canvas.addEventListener("mouseover", open);
+    this.canvas.addEventListener("mousemove", event => { if (event.movementX || event.movementY) open(event); });  // not when the page scrolls under it
     this.canvas.addEventListener("focusin", open);
     this.canvas.addEventListener("mouseleave", () => this.card.close(this.focused()));
     this.canvas.addEventListener("focusout", () => this.card.close(null));
