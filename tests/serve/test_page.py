@@ -255,8 +255,10 @@ def test_errors_are_plain(browser: Any, served: tuple[str, type[Handler]], tmp_p
         page.locator("#generate").click()
         page.wait_for_function("() => document.querySelector('[role=alert]').textContent.includes('ended before')")
         page.locator("#decode-gen_length").fill("5000")
+        page.locator("#race").check()
         page.locator("#generate").click()
         page.wait_for_function("() => document.querySelector('[role=alert]').textContent.includes('must fit 4096')")
+        assert page.locator(alert).inner_text().count("must fit") == 1, "once for both sides"
         picture(page, tmp_path, "error")
         assert page.locator("#generate").is_enabled()
         visit.complaints = [each for each in visit.complaints if "400" not in each]  # the browser tells of those itself

@@ -320,7 +320,7 @@ class Stage {
     };
     this.scrub = Object.assign(make("input"), {type: "range", id: "scrub", min: 0, max: 0, value: 0, oninput: () => this.go(+this.scrub.value)});
     this.scrub.setAttribute("aria-label", "step");
-    this.where = make("output", "where");
+    this.where = make("span", "where");
     this.speed = Object.assign(make("select"), {id: "speed", onchange: () => { if (this.timer) this.play(true); }});
     this.speed.setAttribute("aria-label", "speed");
     for (const [name, delay] of Object.entries(SPEEDS)) this.speed.append(new Option(name, delay, name === "normal", name === "normal"));
@@ -368,6 +368,7 @@ class Stage {
     this.now = Math.max(0, Math.min(ready, step));
     this.scrub.max = ready;
     this.scrub.value = this.now;
+    this.scrub.setAttribute("aria-valuetext", `step ${this.now} of ${ready}`);
     this.where.textContent = `step ${this.now} / ${ready}${this.over ? "" : " …"}`;
     const width = Math.max(12, ready);
     for (const panel of this.panels) panel.show(this.now, width);

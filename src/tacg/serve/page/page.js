@@ -241,8 +241,14 @@ async function generate() {
   const decodes = requests.map(request => new Decode(request.policy));
   begin(decodes);
   const ends = await Promise.allSettled(decodes.map((decode, i) => follow(decode, requests[i], running.signal)));
-  const failed = ends.map((end, i) => end.reason && (racing() ? `${requests[i].policy}: ` : "") + end.reason.message).filter(Boolean);
-  if (page.running === running) finish(decodes, [...new Set(failed)], running.signal.aborted);
+  if (page.running === running) finish(decodes, complaints(requests, ends), running.signal.aborted);
+}
+
+// What went wrong, once if it went wrong for both sides alike.
+function complaints(requests, ends) {
+  const said = ends.map(end => end.reason?.message);
+  if (new Set(said).size === 1) return said[0] ? [said[0]] : [];
+  return said.map((message, i) => message && `${requests[i].policy}: ${message}`).filter(Boolean);
 }
 
 function begin(decodes) {
