@@ -10,6 +10,7 @@ import typer
 from tacg.cli import (
     ablate,
     bench,
+    chat,
     compare,
     diagnose,
     doctor,
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 for verb in (
     generate,
+    chat,
     eval,
     compare,
     ablate,
