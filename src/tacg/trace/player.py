@@ -35,10 +35,3 @@ def write_player(path: Path, traces: Sequence[Trace]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(player_page(traces), encoding="utf-8")
     return path
-
-
-def player_page(traces: Sequence[Trace]) -> str:
-    """The player with its traces inside, as HTML."""
-    page = resources.files("tacg.trace").joinpath("player.html").read_text(encoding="utf-8")
-    data = json.dumps([trace.document() for trace in traces])
-    return page.replace("/*TRACES*/", data.replace("<", "\\u003c"))  # nothing in a text ends the script
