@@ -50,10 +50,10 @@ def main(
 
     out = out or Path(f"runs/bench-{kind}")
     if kind == "scan":
-        rows = _collect(scan.measure(quick=quick), 4 if quick else 17, out)
+        rows = _collect(scan.measure(quick=quick), 5 if quick else 17, out)
         present("A step outside the model", rows, scan.tables(rows), {}, out, as_json)
     elif kind == "gate":
-        rows = _collect(gate.measure(quick=quick), 15, out)
+        rows = _collect(gate.measure(quick=quick), 12 if quick else 15, out)
         present("commit_step in your own loop", rows, gate.tables(rows), {}, out, as_json)
     elif kind == "memory":
         rows = _collect(memory.measure(quick=quick), 3, out)

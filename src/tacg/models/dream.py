@@ -95,11 +95,6 @@ class Dream(Network):
         )
         self.lm_head = nn.Linear(config.width, config.table_size, bias=False)
 
-    @property
-    def table(self) -> Tensor:
-        """The output table [V, D]."""
-        return self.lm_head.weight
-
     def hidden(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Hidden states [P, D] at `select`. A row's first position has no prediction and reads its own."""
         first = torch.tensor([0, *(len(span) for span in spans)], device=tokens.device).cumsum(0)

@@ -112,11 +112,12 @@ class Network(nn.Module):
     """What the families have in common: hidden states first, then logits. Subclasses say how, and which table."""
 
     spec: ModelSpec
+    lm_head: nn.Linear
 
     @property
     def table(self) -> Tensor:
         """The output table [V, D]."""
-        raise NotImplementedError
+        return self.lm_head.weight
 
     @property
     def device(self) -> torch.device:

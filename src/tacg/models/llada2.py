@@ -214,11 +214,6 @@ class Llada2(Network):
         )
         self.lm_head = nn.Linear(config.width, config.table_size, bias=False)
 
-    @property
-    def table(self) -> Tensor:
-        """The output table [V, D]."""
-        return self.lm_head.weight
-
     def placed(self, name: str) -> tuple[str, int | None] | None:
         """Where a tensor of the checkpoint goes: parameter and expert. None: leftovers of training, not used."""
         layer = re.match(r"model\.layers\.(\d+)\.", name)

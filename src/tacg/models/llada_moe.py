@@ -133,11 +133,6 @@ class LladaMoe(Network):
         )
         self.lm_head = nn.Linear(config.width, config.table_size, bias=False)
 
-    @property
-    def table(self) -> Tensor:
-        """The output table [V, D]."""
-        return self.lm_head.weight
-
     def placed(self, name: str) -> tuple[str, int | None] | None:
         """Where a tensor of the checkpoint goes: parameter and expert."""
         return expert_place(name)

@@ -46,25 +46,25 @@ def read(
     kind = torch.promote_types(logits.dtype, torch.float32)
     chunks = -(-size // CHUNK) if size >= WIDE else 1
     peaks = logits.new_empty(count, chunks, dtype=kind)
-    found = {name: peaks.new_empty(count) for name in ("top", "confidence", *(names & {"entropy", "kl"}))}
+    top = peaks.new_empty(count)
+    found = {name: peaks.new_empty(count) for name in names & {"entropy", "kl"}}
+    found["confidence"] = top if proposal is None else peaks.new_empty(count)
     for piece in _pieces(size, rows, slots, first):
         z = logits[piece.row]
         posterior = _buffer("one", z)
         z = z if z.dtype == kind else _buffer("two", z).copy_(z)
         torch.softmax(z, dim=1, out=posterior)
         _chunk_peaks(z, peaks[piece.at])
-        torch.amax(posterior, dim=1, out=found["top"][piece.at])
+        torch.amax(posterior, dim=1, out=top[piece.at])
         if proposal is not None:
             found["confidence"][piece.at] = at(posterior, proposal[piece.at])
         if "entropy" in names:
             found["entropy"][piece.at] = _entropy(z, posterior, peaks[piece.at])
         if previous is not None:
             found["kl"][piece.at] = _divergence(posterior, previous, piece)
-    peak, best, second = _best_two(logits, rows, peaks)
-    top = found.pop("top")
+    peak, best, second = _best_two(logits, rows, peaks, second="margin" in names)
     found |= {"token": best if proposal is None else proposal, "peak": peak}
-    found["confidence"] = top if proposal is None else found["confidence"]
-    if "margin" in names:
+    if second is not None:
         found["margin"] = top * (1.0 - (second - peak).exp())
     return found
 
@@ -164,17 +164,21 @@ def _chunk_peaks(z: Tensor, peaks: Tensor) -> None:
         torch.amax(z[:, even:], dim=1, out=peaks[:, -1])
 
 
-def _best_two(logits: Tensor, rows: Tensor | None, peaks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest value of each row, its first index, and the second largest: [P] each. NaN wins."""
+def _best_two(
+    logits: Tensor, rows: Tensor | None, peaks: Tensor, *, second: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The largest value of each row, its first index, and the second largest if asked for: [P] each. NaN wins."""
     size, place = logits.shape[1], torch.arange(len(peaks)) if rows is None else rows
     if peaks.shape[1] == 1:
         inside = (logits if rows is None else logits[rows]).to(peaks.dtype)
         peak, best = inside.max(dim=1)
-        return peak, best, inside.scatter(1, best[:, None], -torch.inf).amax(dim=1)
+        return peak, best, inside.scatter(1, best[:, None], -torch.inf).amax(dim=1) if second else None
     peak, chunk = peaks.max(dim=1)
     start = (chunk * CHUNK).clamp(max=size - CHUNK)  # the last chunk may reach back into its neighbour
     inside = logits[place[:, None], start[:, None] + torch.arange(CHUNK)].to(peaks.dtype)
     best = (inside == peak[:, None]).int().argmax(dim=1)
+    if not second:
+        return peak, start + best, None
     near = inside.scatter(1, best[:, None], -torch.inf).amax(dim=1)
     far = peaks.scatter(1, chunk[:, None], -torch.inf).amax(dim=1)
     return peak, start + best, torch.maximum(near, far)

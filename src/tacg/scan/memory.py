@@ -18,7 +18,7 @@ class Memory:
     kind       `fp32` or `bf16` keep the EMA of logits in that type; `hidden` keeps the EMA of the hidden states that
                the logits are made of, which is the same thing before the output layer, and much smaller
     seen       bool  [R * W]          the position was observed in the last scan, so its history is valid
-    reference  float [R * W, V or H]  the EMA (logits are gauge-fixed: the largest is 0), when asked for
+    reference  float [R * W, V or H]  the EMA, when asked for; of logits up to a constant for each position
     previous   float [R * W, V]       logarithm of the last smoothed posterior, when asked for (Triton: logits)
     gauge, norm  float [R * W]        Triton's: what the reference and `previous` are off by
 

@@ -52,8 +52,8 @@ RETURNS = {
 class PocketCode(Knobs, Task):
     """A chain of list steps, each with a name. Difficulty: how many, and how large their numbers."""
 
-    min_steps: int = knob(3, "fewest steps before the return", low=1, high=len(STEPS))
-    max_steps: int = knob(4, "most steps before the return", low=1, high=len(STEPS))
+    min_steps: int = knob(4, "fewest steps before the return", low=1, high=len(STEPS))
+    max_steps: int = knob(5, "most steps before the return", low=1, high=len(STEPS))
     largest: int = knob(9, "largest number in a step", low=2, high=99)
     loops: float = knob(0.0, "share of functions that spell a step out as a loop", low=0, high=1)
 
