@@ -18,7 +18,9 @@ FLOORS = [
     ["policies", "models", "text", "cache"],
     ["engine", "tasks"],
     ["llm"],
-    ["experiments", "trace", "bench"],
+    ["experiments", "trace"],
+    ["serve"],
+    ["bench"],
     ["cli"],
 ]
 

@@ -97,6 +97,26 @@ def test_events_tell_the_whole_story() -> None:
     assert {"base", "extra", "fallback"} == {commit.reason for commit in committed}
 
 
+def test_detail_can_be_had_row_by_row(llm: tacg.LLM) -> None:
+    requests = sixteen(llm)[:6]
+    engine = Engine(llm.model)
+    rows = [engine.submit(request) for request in requests]
+    steps: dict[int, list[Step]] = {row: [] for row in rows}
+    outputs = {}
+    while engine.busy:
+        for event in engine.step(detail={rows[0]: True, rows[1]: False, rows[4]: False}):
+            if isinstance(event, Step):
+                steps[event.row].append(event)
+            elif isinstance(event, Finished):
+                outputs[event.row] = event.output
+    assert [outputs[row] for row in rows] == Engine(llm.model).generate(requests)
+    assert [row for row in rows if steps[row]] == [rows[0], rows[1], rows[4]]
+    assert all(step.proposals for step in steps[rows[0]])
+    for row in (rows[1], rows[4]):
+        assert not any(step.proposals for step in steps[row])
+        assert sum((step.committed for step in steps[row]), ()) == outputs[row].commits
+
+
 def test_early_stop_ends_at_the_first_closed_eos() -> None:
     """EOS at position 3; a hole before it keeps the row going, everything behind it is not waited for."""
     script = torch.zeros(12, 13, 6)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tacg.experiments.rows import Row
 
-KINDS = ("scan", "gate", "memory", "decode", "cache", "load")
+KINDS = ("scan", "gate", "memory", "decode", "cache", "load", "serve")
 EPILOG = """[bold]Examples[/bold]
 
 tacg bench scan                              a step outside the model, against plainer ways of doing it
@@ -28,7 +28,9 @@ tacg bench decode                            tokens a second by batch size, and 
 
 tacg bench cache --prompts 256,1024 --json   what each cache saves, over the length of the prompt
 
-tacg bench load --gigabytes 2                peak memory of loading a checkpoint, over its size"""
+tacg bench load --gigabytes 2                peak memory of loading a checkpoint, over its size
+
+tacg bench serve --requests 1000             the server under load: latency, tokens a second, every answer checked"""
 
 
 def main(
@@ -37,6 +39,7 @@ def main(
     gen_length: Annotated[int, typer.Option(help="cache: positions to generate.", min=8)] = 64,
     model: Model = DEFAULT_MODEL,
     gigabytes: Annotated[float, typer.Option(help="load: size of the checkpoint.", min=0.01)] = 2.0,
+    requests: Annotated[int, typer.Option(help="serve: requests in all.", min=1)] = 1000,
     out: Annotated[Path | None, typer.Option(help="Directory for rows and page; default: runs/bench-KIND.")] = None,
     quick: Quick = False,
     as_json: Json = False,
@@ -65,6 +68,13 @@ def main(
     elif kind == "load":
         rows = _collect(load.measure(0.05 if quick else gigabytes), 2, out)
         present("What loading costs", rows, load.tables(rows), {}, out, as_json)
+    elif kind == "serve":
+        from tacg.bench import serve
+
+        clients = (8,) if quick else (32, 64)
+        made = serve.measure(load_model(model), model, clients, 16 if quick else requests)
+        rows = _collect(made, len(clients), out)
+        present("The server under load", rows, serve.tables(rows), {}, out, as_json)
     else:
         raise unknown("benchmark", kind, KINDS)
 

@@ -10,6 +10,7 @@ import typer
 from tacg.cli import (
     ablate,
     bench,
+    chat,
     compare,
     diagnose,
     doctor,
@@ -18,6 +19,7 @@ from tacg.cli import (
     models,
     policies,
     report,
+    serve,
     sweep,
     tasks,
     trace,
@@ -37,6 +39,7 @@ app = typer.Typer(
 )
 for verb in (
     generate,
+    chat,
     eval,
     compare,
     ablate,
@@ -45,6 +48,7 @@ for verb in (
     tune,
     report,
     trace,
+    serve,
     bench,
     policies,
     models,

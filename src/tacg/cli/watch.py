@@ -13,6 +13,9 @@ from rich.text import Text
 from tacg.engine.events import Finished, Step
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tacg.engine.events import Event
     from tacg.llm import LLM
     from tacg.types import Commit, Output
 
@@ -60,18 +63,23 @@ def legend() -> Text:
 
 
 def watch_one(llm: LLM, prompt: str, policy: str, chat: bool | None, settings: dict[str, Any], delay: float) -> Output:
-    """Decode a prompt while drawing it; the last picture stays on the screen, also after Ctrl-C."""
+    """Decode a prompt while drawing it."""
+    for event in watched(llm, llm.stream(prompt, policy, chat=chat, **settings), policy, delay):
+        if isinstance(event, Finished):
+            output = event.output
+    return output
+
+
+def watched(llm: LLM, events: Iterator[Event], policy: str, delay: float) -> Iterator[Event]:
+    """Events of one row, drawn as they pass; the last picture stays on the screen, also after Ctrl-C."""
     console = Console(stderr=True)
     view = CanvasView(llm, f"{llm.model.spec.name} · {policy}")
-    events = llm.stream(prompt, policy, chat=chat, **settings)
     with Live(console=console, auto_refresh=False) as live:
         for event in events:
             if isinstance(event, Step):
                 live.update(view.draw(event), refresh=True)
                 if console.is_terminal:
                     time.sleep(delay)
-            elif isinstance(event, Finished):
-                output = event.output
+            yield event
     if not console.is_terminal:
         console.line()  # a picture that goes to a file ends without one
-    return output

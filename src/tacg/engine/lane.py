@@ -20,6 +20,8 @@ from tacg.scan import Hidden, Look, Memory, lowest, observe
 from tacg.types import Commit, Decision, Output, Reason, Signals, top
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Generator, Tensor
 
     from tacg.engine.request import Decode, Request
@@ -250,29 +252,39 @@ class Lane:
 
     # -- what is told ----------------------------------------------------------------------------------------------
 
-    def step_events(self, columns: Tensor, signals: Signals, decision: Decision) -> list[Step]:
-        """One `Step` for each row."""
+    def step_events(
+        self, columns: Tensor, signals: Signals, decision: Decision, told: Mapping[int, bool]
+    ) -> list[Step]:
+        """One `Step` for each row that is named in `told`, with its proposals where that is true."""
+        canvas = self.canvas[:, -self.decode.gen_length :].tolist()
+        proposals = self._proposals(columns, signals, decision) if True in told.values() else {}
+        events = []
+        for row in self.live():
+            if row.number in told:
+                committed = tuple(each for each in row.commits[-self.width :] if each.step == row.steps)
+                seen = proposals[row.slot] if told[row.number] else ()
+                events.append(Step(row.number, row.steps, row.block, tuple(canvas[row.slot]), committed, seen))
+        return events
+
+    def _proposals(self, columns: Tensor, signals: Signals, decision: Decision) -> dict[int, tuple[Proposal, ...]]:
+        """What was proposed in each slot in use, with everything measured there."""
         shown = {**signals.measured, **decision.notes}
         names, values = list(shown), [board.tolist() for board in shown.values()]
         place, seen = columns.tolist(), signals.observed.tolist()
         token, sure = signals.token.tolist(), signals.confidence.tolist()
-        canvas = self.canvas[:, -self.decode.gen_length :].tolist()
-        events = []
-        for row in self.live():
-            s = row.slot
-            committed = tuple(each for each in row.commits[-self.width :] if each.step == row.steps)
-            proposals = tuple(
+        return {
+            row.slot: tuple(
                 Proposal(
-                    place[s][w],
-                    token[s][w],
-                    sure[s][w],
-                    {n: float(v[s][w]) for n, v in zip(names, values, strict=True)},
+                    place[row.slot][w],
+                    token[row.slot][w],
+                    sure[row.slot][w],
+                    {n: float(v[row.slot][w]) for n, v in zip(names, values, strict=True)},
                 )
                 for w in range(self.width)
-                if seen[s][w]
+                if seen[row.slot][w]
             )
-            events.append(Step(row.number, row.steps, row.block, tuple(canvas[s]), committed, proposals))
-        return events
+            for row in self.live()
+        }
 
     def _output(self, row: Row, finish_reason: str, error: str) -> Output:
         tokens = self.canvas[row.slot, -self.decode.gen_length :].tolist()

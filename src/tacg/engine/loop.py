@@ -15,7 +15,7 @@ from tacg.scan import Hidden, Look
 from tacg.types import Output
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -42,7 +42,7 @@ class Engine:
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns the row's number."""
-        self._check(request)
+        self.check(request)
         device = self.model.device
         prompt = torch.tensor(request.prompt, device=device)
         generator = torch.Generator(device=device).manual_seed(request.decode.seed)
@@ -59,8 +59,10 @@ class Engine:
         return bool(self._waiting) or any(lane.live() for lane in self._lanes.values())
 
     @torch.no_grad()
-    def step(self, *, detail: bool = True) -> list[Event]:
+    def step(self, *, detail: bool | Mapping[int, bool] = True) -> list[Event]:
         """One denoising step of every row in the batch. Without `detail` only arrivals and results are told.
+
+        detail  for every row alike; or, by row: True tells its steps, False its steps without the proposals
 
         A row whose logits are unusable ends alone, with finish_reason "error"; the others do not notice.
         """
@@ -76,10 +78,11 @@ class Engine:
                 scanned = observed
                 columns, observed, eligible = lane.window()
                 look.only(observed[scanned])
-            signals, decision = lane.decide(look, observed, eligible, noise, detail)
+            told = _told(lane, detail)
+            signals, decision = lane.decide(look, observed, eligible, noise, True in told.values())
             lane.commit(columns, look, signals, decision)
-            if detail:
-                events += lane.step_events(columns, signals, decision)
+            if told:
+                events += lane.step_events(columns, signals, decision, told)
             events += [Finished(row.number, lane.leave(row)) for row in lane.advance()]
         self._lanes = {key: lane for key, lane in self._lanes.items() if lane.live()}
         return events
@@ -93,7 +96,7 @@ class Engine:
             raise TacgError("This engine is busy with other rows; use submit() and step(), or another Engine.")
         requests = list(requests)
         for request in requests:
-            self._check(request)
+            self.check(request)
         mine = {self.submit(request) for request in requests}
         try:
             while mine:
@@ -113,7 +116,8 @@ class Engine:
         refuse_failures(outputs)
         return outputs
 
-    def _check(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
+        """Raise if this model cannot decode the request."""
         request.check(self.model.spec)
         if request.decode.memory == "hidden" and not hasattr(self.model, "hidden"):
             name = self.model.spec.name
@@ -191,6 +195,14 @@ class Engine:
         states = model.hidden(tokens, spans, chosen)
         both = zip(views, torch.split(model.head(states), sizes), torch.split(states, sizes), strict=True)
         return [(*view, logits, Hidden(part, model.head, view[0].hidden_ids)) for view, logits, part in both]
+
+
+def _told(lane: Lane, detail: bool | Mapping[int, bool]) -> dict[int, bool]:
+    """The rows of a lane whose steps are told, each with whether its proposals are."""
+    if detail is False:
+        return {}
+    numbers = [row.number for row in lane.live()]
+    return dict.fromkeys(numbers, True) if detail is True else {n: detail[n] for n in numbers if n in detail}
 
 
 def refuse_failures(outputs: Iterable[Output]) -> None:

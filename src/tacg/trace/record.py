@@ -19,11 +19,14 @@ from tacg.policies.probe import Probe
 from tacg.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tacg.engine.events import Event
+    from tacg.engine.request import Decode
     from tacg.llm import LLM
+    from tacg.policies import Policy
+    from tacg.types import Output
 
 Line = dict[str, Any]
 
@@ -44,15 +47,47 @@ class Trace:
         return {"start": self.start, "steps": self.steps, "end": self.end, "pieces": pieces}
 
 
+class Lines:
+    """Makes the lines of a trace out of the events of one row. Decode with `probe`: it measures every signal."""
+
+    def __init__(self, llm: LLM, prompt: str, policy: Policy, decode: Decode) -> None:
+        self.probe = Probe(base=policy)
+        self._llm, self._prompt, self._decode = llm, prompt, decode
+        self._told: set[int] = set()  # tokens whose text has been given
+
+    def start(self) -> Line:
+        """The first line."""
+        contrast, decode = self.probe.needs.contrast, self._decode
+        assert contrast is not None
+        return {
+            "kind": "start", "model": self._llm.model.spec.name, "policy": self.probe.label, "prompt": self._prompt,
+            "tacg": __version__, "gen_length": decode.gen_length, "contrast": [contrast.w, contrast.beta],
+            "settings": decode.values(),
+        }  # fmt: skip
+
+    def step(self, event: Step) -> Line:
+        """The line of a step."""
+        fresh = {each.token for each in event.proposals} - self._told
+        self._told |= fresh
+        return _step(event, {str(token): self._piece(token) for token in fresh})
+
+    def end(self, output: Output) -> Line:
+        """The last line; the output has its text."""
+        return {
+            "kind": "end", "text": output.text, "tokens": output.tokens, "steps": output.steps,
+            "forwards": output.forwards, "finish_reason": output.finish_reason,
+        }  # fmt: skip
+
+    def _piece(self, token: int) -> str:
+        return "∎" if token in self._llm.model.spec.eos_ids else self._llm.tokenizer.decode([token])
+
+
 def record(
     llm: LLM, prompt: str, policy: str, path: Path, *, settings: Mapping[str, Any] | None = None
 ) -> Iterator[Event]:
     """Decode a prompt and write the trace on the way; the events pass through. Every signal is measured."""
     made, decode = resolve(policy, dict(settings or {}))
-    probe = Probe(base=made)
-    contrast = probe.needs.contrast
-    assert contrast is not None
-    ends, told = llm.model.spec.eos_ids, set[int]()
+    lines = Lines(llm, prompt, made, decode)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
 
@@ -60,25 +95,12 @@ def record(
             file.write(json.dumps(line) + "\n")
             file.flush()
 
-        write({
-            "kind": "start", "model": llm.model.spec.name, "policy": made.label, "prompt": prompt, "tacg": __version__,
-            "gen_length": decode.gen_length, "contrast": [contrast.w, contrast.beta], "settings": decode.values(),
-        })  # fmt: skip
-        for event in llm.stream(prompt, probe, suppress=decode.suppress, **decode.values()):
+        write(lines.start())
+        for event in llm.stream(prompt, lines.probe, suppress=decode.suppress, **decode.values()):
             if isinstance(event, Step):
-                fresh = {each.token for each in event.proposals} - told
-                told |= fresh
-                write(
-                    _step(
-                        event, {str(token): "∎" if token in ends else llm.tokenizer.decode([token]) for token in fresh}
-                    )
-                )
+                write(lines.step(event))
             elif isinstance(event, Finished):
-                output = event.output
-                write({
-                    "kind": "end", "text": output.text, "tokens": output.tokens, "steps": output.steps,
-                    "forwards": output.forwards, "finish_reason": output.finish_reason,
-                })  # fmt: skip
+                write(lines.end(event.output))
             yield event
 
 
@@ -110,7 +132,17 @@ def read_trace(path: Path) -> Trace:
         raise TacgError(f"The trace {str(path)!r} cannot be read: {error}.") from None
     except json.JSONDecodeError:
         pass  # cut off in the middle of a line
-    if not lines or not isinstance(lines[0], dict) or lines[0].get("kind") != "start":
-        raise TacgError(f'{path} is not a trace; make one with `tacg trace "a prompt"`.')
-    end = lines[-1] if lines[-1]["kind"] == "end" else None
-    return Trace(lines[0], tuple(line for line in lines if line["kind"] == "step"), end)
+    try:
+        return trace_of(lines)
+    except TacgError:
+        raise TacgError(f'{path} is not a trace; make one with `tacg trace "a prompt"`.') from None
+
+
+def trace_of(lines: Sequence[Any]) -> Trace:
+    """The trace that lines make. Only as much is checked as its readers rely on."""
+    if not lines or not all(isinstance(line, dict) for line in lines) or lines[0].get("kind") != "start":
+        raise TacgError('A trace must begin with a line of the kind "start".')
+    steps = tuple(line for line in lines if line.get("kind") == "step")
+    if not all(isinstance(line.get("pieces"), dict) for line in steps):
+        raise TacgError("Every step of a trace must have `pieces`, the texts of its new tokens.")
+    return Trace(lines[0], steps, lines[-1] if lines[-1].get("kind") == "end" else None)

@@ -1,0 +1,259 @@
+"""Talk with a model in the terminal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tacg.cli.common import DEFAULT_MODEL, Json, Model, Settings, load_model, parse_settings, parse_value, print_json
+from tacg.cli.typed import typed_lines
+from tacg.errors import TacgError, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tacg.engine.events import Event
+    from tacg.llm import LLM
+    from tacg.text import Message
+    from tacg.types import Output
+
+EPILOG = """[bold]Examples[/bold]
+
+tacg chat
+
+tacg chat --model ./LLaDA-8B-Instruct --policy tacg:llada/gsm8k --watch
+
+printf 'Hello\\n/policy confidence\\nHello again\\n' | tacg chat --json"""
+
+COMMANDS = {
+    "/policy": ("NAME", "decide with this policy from now on; without a name: which there are"),
+    "/set": ("KNOB=VALUE …", "turn knobs of the policy or the decode; without any: how they stand"),
+    "/watch": ("", "show the canvas resolving, or stop showing it"),
+    "/save": ("FILE", "write the conversation: JSON if the file ends in .json, else Markdown"),
+    "/clear": ("", "forget the conversation"),
+    "/help": ("", "say this"),
+    "/quit": ("", "leave, as the end of input does"),
+}
+
+
+def main(
+    model: Model = DEFAULT_MODEL,
+    policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
+    setting: Settings = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the canvas resolving.")] = False,
+    delay: Annotated[float, typer.Option(help="Seconds between frames of --watch.", min=0)] = 0.05,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Answer line after line, each in the light of those before; commands begin with a slash."""
+    settings = parse_settings(policy, setting or [])
+    llm = load_model(model, dtype=dtype, device=device)
+    if not llm.tokenizer.chat_template:
+        raise TacgError(f"{model!r} has no chat template, so it cannot follow a conversation; use `tacg generate`.")
+    talk = Chat(llm, model, policy, settings, watch, delay)
+    _note("/help says what there is; Ctrl-C stops an answer, Ctrl-D leaves.")
+    for line in typed_lines("› ", talk.completions, lambda: _note("\n/quit or Ctrl-D leaves.")):
+        try:
+            talk.take(line)
+        except TacgError as error:
+            typer.secho(f"error: {error}", fg="red", err=True)
+        except KeyboardInterrupt:
+            talk.interrupt()
+        if talk.over:
+            break
+    if as_json:
+        print_json(talk.document())
+
+
+@dataclass
+class Chat:
+    """A conversation and how it is decoded."""
+
+    llm: LLM
+    model: str
+    policy: str
+    settings: dict[str, Any]
+    watching: bool
+    delay: float
+    messages: list[Message] = field(default_factory=list)
+    certain: str = ""  # of the answer that is being given: what cannot change any more
+    said: str = ""  # and what was printed
+    over: bool = False
+    saved: set[Path] = field(default_factory=set)
+
+    def take(self, line: str) -> None:
+        """Answer a line, or do what it commands."""
+        line = line.strip()
+        if line.startswith("/"):
+            name, _, rest = line.partition(" ")
+            if name not in COMMANDS:
+                raise unknown("command", name, COMMANDS)
+            getattr(self, "_" + name[1:])(rest.strip())
+        elif line:
+            self._answer(line)
+
+    def _answer(self, question: str) -> None:
+        from tacg.engine.loop import refuse_failures
+
+        self.messages.append({"role": "user", "content": question})
+        self.certain = self.said = ""
+        try:
+            output = self._decode()
+            refuse_failures([output])
+        except TacgError:
+            self.messages.pop()
+            raise
+        self._say(output.text)
+        self._keep(output.text)
+        _note(
+            f"{output.policy} · {len(output.tokens)} tokens · {output.steps} steps · "
+            f"{output.tpf:.2f} tokens per forward · {output.finish_reason}"
+        )
+
+    def _decode(self) -> Output:
+        """The answer to the last message; without /watch it is said as far as it is certain."""
+        from tacg.engine.events import Finished, Step
+
+        for event in self._events():
+            if isinstance(event, Step):
+                self.certain = settled(self.llm, event.canvas)
+                if not self.watching:
+                    self._say(self.certain)
+            elif isinstance(event, Finished):
+                output = event.output
+        return output
+
+    def _events(self) -> Iterator[Event]:
+        events = self.llm.stream(self._fitting(), self.policy, chat=True, **self.settings)
+        if not self.watching:
+            return events
+        from tacg.cli.watch import watched
+
+        return watched(self.llm, events, self.policy, self.delay)
+
+    def _say(self, text: str) -> None:
+        """Print what is new of the answer."""
+        known = text.startswith(self.said)  # a tokenizer may spell ids differently once more of them are there
+        typer.echo(text[len(self.said) :] if known else f"\n{text}", nl=False)
+        self.said = text
+
+    def _keep(self, text: str) -> None:
+        typer.echo()
+        self.messages.append({"role": "assistant", "content": text})
+
+    def interrupt(self) -> None:
+        """End the answer where it is. What was certain of it stays in the conversation, else the question goes too."""
+        if self.messages and self.messages[-1]["role"] == "user":
+            if self.certain:
+                self._say(self.certain)
+                self._keep(self.certain)
+            else:
+                self.messages.pop()
+        _note("stopped")
+
+    def _fitting(self) -> list[Message]:
+        """The conversation, without its oldest turns where all of it would not fit the model."""
+        from tacg.engine.request import resolve
+
+        room = self.llm.model.spec.max_length - resolve(self.policy, self.settings)[1].gen_length
+        first = 0
+        while first + 2 < len(self.messages) and len(self.llm.encode(self.messages[first:])) > room:
+            first += 2
+        if first:
+            _note(f"the first {first} messages are left out: the model has no room for them (/clear starts afresh)")
+        return self.messages[first:]
+
+    def completions(self, before: str) -> list[str]:
+        """The words that may stand next in a line that begins like this."""
+        from tacg.policies import policy_names
+
+        if before.startswith("/policy "):
+            return policy_names()
+        if before.startswith("/set "):
+            return [f"{name}=" for name in self._knobs()]
+        return list(COMMANDS) if not before else []
+
+    def document(self) -> dict[str, Any]:
+        """The conversation and how it was decoded last."""
+        return {"model": self.model, "policy": self.policy, "settings": self.settings, "messages": self.messages}
+
+    def _knobs(self) -> dict[str, Any]:
+        """Every knob as it stands."""
+        from tacg.engine.request import resolve
+
+        policy, decode = resolve(self.policy, self.settings)
+        return policy.values() | decode.values()
+
+    def _policy(self, name: str) -> None:
+        from tacg.experiments.compare import takes
+        from tacg.policies import policy_names
+
+        if not name:
+            _note(f"{self.policy}, out of: {', '.join(policy_names())} (and tacg+NAME, NAME:PRESET)")
+            return
+        mine = takes(name, self.settings)
+        dropped = [f"{knob}={value}" for knob, value in self.settings.items() if knob not in mine]
+        self.policy, self.settings = name, mine
+        _note(name + (f" (it has no {', '.join(dropped)})" if dropped else ""))
+
+    def _set(self, pairs: str) -> None:
+        from tacg.engine.request import resolve
+        from tacg.policies import get_policy
+
+        known = get_policy(self.policy).knobs()
+        changed = self.settings | dict(parse_value(known, pair) for pair in pairs.split())
+        resolve(self.policy, changed)  # settings that do not go together are refused here, not at the next answer
+        self.settings = changed
+        shown = changed if pairs else self._knobs()
+        _note("  ".join(f"{name}={'none' if value is None else value}" for name, value in shown.items()))
+
+    def _watch(self, rest: str) -> None:
+        self.watching = not self.watching
+        _note("the canvas is shown" if self.watching else "the canvas is not shown")
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise TacgError("/save must be followed by a file, for example /save chat.md.")
+        path = Path(name).expanduser()
+        if path.exists() and path not in self.saved:
+            raise TacgError(f"{str(path)!r} exists already; choose another name.")
+        text = json.dumps(self.document(), indent=2) if path.suffix == ".json" else markdown(self.messages)
+        try:
+            path.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise TacgError(f"{str(path)!r} cannot be written: {error.strerror}.") from None
+        self.saved.add(path)
+        _note(f"{len(self.messages)} messages: {path}")
+
+    def _clear(self, rest: str) -> None:
+        self.messages.clear()
+        _note("forgotten")
+
+    def _help(self, rest: str) -> None:
+        _note("\n".join(f"{f'{name} {takes}':<20} {meaning}" for name, (takes, meaning) in COMMANDS.items()))
+        _note("A line that ends in a backslash goes on in the next.")
+
+    def _quit(self, rest: str) -> None:
+        self.over = True
+
+
+def settled(llm: LLM, canvas: Sequence[int]) -> str:
+    """The text to the left of the first mask: nothing of it can change any more."""
+    masks = [place for place, token in enumerate(canvas) if token == llm.model.spec.mask_id]
+    text = llm.text(canvas[: masks[0]] if masks else canvas)
+    return text.rstrip("\ufffd")  # half a character: the other half is still masked
+
+
+def markdown(messages: Sequence[Message]) -> str:
+    """A conversation to read."""
+    return "\n\n".join(f"**{each['role']}**\n\n{each['content']}" for each in messages)
+
+
+def _note(text: str) -> None:
+    """Something that is not part of the answer."""
+    typer.secho(text, dim=True, err=True)

@@ -1,0 +1,82 @@
+"""Serve a model over HTTP: OpenAI's interface, and a page that shows it at work."""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated
+
+import typer
+
+from tacg.cli.common import DEFAULT_MODEL, Json, Model, Settings, load_model, parse_settings, print_json
+from tacg.errors import TacgError
+
+EPILOG = """[bold]Examples[/bold]
+
+tacg serve                                          at http://127.0.0.1:8000, for this machine only
+
+tacg serve --policy tacg+klass --set gen_length=64  what requests get that do not say otherwise
+
+TACG_API_KEY=… tacg serve --host 0.0.0.0            for other machines, with a key
+
+curl -H 'Content-Type: application/json' -d '{"model": "tiny", "prompt": "Hello"}' http://127.0.0.1:8000/v1/completions"""
+
+
+def main(
+    model: Model = DEFAULT_MODEL,
+    port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535)] = 8000,
+    host: Annotated[str, typer.Option(help="Interface; others than loopback need a key.")] = "127.0.0.1",
+    api_key: Annotated[
+        str | None, typer.Option("--api-key", envvar="TACG_API_KEY", help="Clients must send it as a bearer token.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Other machines may come in without a key.")] = False,
+    policy: Annotated[str, typer.Option("--policy", "-p", help="For requests that name none.")] = "tacg",
+    setting: Settings = None,
+    max_rows: Annotated[int, typer.Option(help="Rows decoded together.", min=1)] = 32,
+    queue: Annotated[int, typer.Option(help="Rows that may wait; more get 429.", min=0)] = 128,
+    max_n: Annotated[int, typer.Option(help="Answers of one request.", min=1)] = 16,
+    max_prompt: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 4096,
+    max_length: Annotated[int, typer.Option(help="Positions of an answer.", min=1)] = 1024,
+    max_body: Annotated[int, typer.Option(help="Bytes of a request.", min=1)] = 1 << 20,
+    deadline: Annotated[float, typer.Option(help="Seconds for an answer, waiting included.", min=0.1)] = 300.0,
+    grace: Annotated[float, typer.Option(help="Seconds for what is under way at SIGTERM.", min=0)] = 30.0,
+    cors: Annotated[
+        list[str] | None, typer.Option("--cors", metavar="ORIGIN", help="Pages of this site may read answers.")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option("--allow-host", metavar="NAME", help="Another name for this machine.")
+    ] = None,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log.")] = False,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Serve a model; Ctrl-C or SIGTERM lets requests under way finish. With --json the address is a JSON line."""
+    try:
+        from tacg.serve.app import Service
+        from tacg.serve.ask import Defaults
+        from tacg.serve.guard import Access
+        from tacg.serve.limits import Limits
+        from tacg.serve.run import Server, address, bind
+    except ModuleNotFoundError as error:
+        if error.name not in ("starlette", "uvicorn"):
+            raise
+        raise TacgError(f"`tacg serve` needs {error.name}: pip install 'tacg[serve]'.") from None
+
+    names = {name.lower() for name in allow_host or ()}
+    access = Access.bound_to(
+        host, api_key, insecure=insecure, also=names, origins=tuple(cors or ()), log_prompts=log_prompts
+    )
+    limits = Limits(
+        rows=max_rows, queue=queue, answers=max_n, prompt_tokens=max_prompt,
+        gen_length=max_length, body_bytes=max_body, deadline=deadline, grace=grace,
+    )  # fmt: skip
+    defaults = Defaults(policy, parse_settings(policy, setting or []))
+    llm = load_model(model, dtype=dtype, device=device)
+    service = Service(llm, limits, access, defaults)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    listening = bind(host, port)
+    where = address(listening)
+    if as_json:
+        print_json({"address": where, "model": llm.model.spec.name})
+    typer.secho(f"{llm.model.spec.name} at {where}  (OpenAI clients: base_url {where}/v1)", err=True)
+    Server(service).run(sockets=[listening])

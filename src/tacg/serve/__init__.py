@@ -1,0 +1,1 @@
+"""A server in front of the engine: OpenAI's HTTP interface, continuous batching, and a stream of every step."""

@@ -1,0 +1,315 @@
+"""What a client asks for: OpenAI's fields and ours, each checked, as prompts, a policy and settings of a decode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from tacg.engine.request import Decode, Request, resolve
+from tacg.errors import TacgError, unknown
+from tacg.policies import get_policy
+from tacg.serve.body import NAME, Body, blame, brief, is_int, is_number
+from tacg.serve.refusal import Refusal, bad
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tacg.llm import LLM
+    from tacg.policies import Policy
+    from tacg.serve.limits import Limits
+
+# Fields of OpenAI's that we do not support, each with the values that ask for nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,), "presence_penalty": (0,), "top_p": (1,), "logit_bias": ({},), "user": (),
+}  # fmt: skip
+NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = NEUTRAL | {
+    "audio": (), "function_call": ("none",), "functions": ([],), "metadata": ({},), "modalities": (["text"],),
+    "moderation": (), "parallel_tool_calls": (), "prediction": (), "prompt_cache_key": (), "prompt_cache_options": (),
+    "prompt_cache_retention": (), "reasoning_effort": (), "response_format": ({"type": "text"},),
+    "safety_identifier": (), "service_tier": ("auto", "default"), "store": (False,), "tool_choice": ("none",),
+    "tools": ([],), "verbosity": (), "web_search_options": (),
+}  # fmt: skip
+NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = NEUTRAL | {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+# What an assistant's message carries when a client sends it back to us.
+EMPTY_IN_MESSAGE = ("annotations", "audio", "function_call", "name", "refusal", "tool_call_id", "tool_calls")
+ROLES = ("system", "user", "assistant")
+OWN_FIELDS = ("model", "policy", "deadline", "prompt", "messages")
+FIELDS = (*OWN_FIELDS, "stream", "stream_options", "stop", "max_tokens", "max_completion_tokens", "n", "logprobs")
+SERVERS_OWN = ("scan",)  # how the machine computes is not a client's business
+DECODE = {*Decode().knobs(), "suppress"}
+STOPS, STOP_LENGTH, SPELLING = 16, 256, 64
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a request does not say: the policy's spelling and settings that the server was started with."""
+
+    policy: str = "tacg"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request, understood: every prompt is to be decoded `n` times.
+
+    shown  the prompts as text, for traces and logs
+    """
+
+    prompts: tuple[tuple[int, ...], ...]
+    shown: str
+    policy: Policy
+    decode: Decode
+    deadline: float
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
+
+    def rows(self) -> list[Request]:
+        """A row for every answer: n for the first prompt, n for the second, … Answers to a prompt differ by seed."""
+        seeds = range(self.decode.seed, self.decode.seed + self.n)
+        return [
+            Request(prompt, self.policy, replace(self.decode, seed=seed)) for prompt in self.prompts for seed in seeds
+        ]
+
+    def probed(self, probe: Policy) -> Ask:
+        """The same, decided by a policy around this one's."""
+        return replace(self, policy=probe)
+
+
+class Reader:
+    """Understands requests to one model."""
+
+    def __init__(self, llm: LLM, defaults: Defaults, limits: Limits) -> None:
+        self._llm, self._defaults, self._limits = llm, defaults, limits
+        _, decode = resolve(defaults.policy, dict(defaults.settings))  # raises now rather than at every request
+        if decode.gen_length > limits.gen_length:
+            raise TacgError(
+                f"`gen_length` of a request that does not say is {decode.gen_length}, above the limit of "
+                f"{limits.gen_length}: lower it with --set gen_length=…, or raise --max-length."
+            )
+
+    def chat(self, document: Any) -> Ask:
+        """`/v1/chat/completions`."""
+        body = Body(document)
+        self._model(body, required=True)
+        messages = self._messages(body)
+        if not self._llm.tokenizer.chat_template:
+            told = f"{self._llm.model.spec.name!r} has no chat template; use /v1/completions with a plain `prompt`."
+            raise bad(told, "messages")
+        body.drop_neutral(NEUTRAL_CHAT)
+        logprobs = body.flag("logprobs")
+        top = body.take(
+            "top_logprobs", "0: only the chosen token's is known", lambda value: is_int(value) and value == 0
+        )
+        if top is not None and not logprobs:
+            raise bad("`top_logprobs` must come with `logprobs` true.", "top_logprobs")
+        prompt = self._encode(messages, None, "messages")
+        return self._ask(body, (prompt,), _written(messages), logprobs)
+
+    def completion(self, document: Any) -> Ask:
+        """`/v1/completions`."""
+        body = Body(document)
+        self._model(body, required=True)
+        given = body.take("prompt", "a text, ids, or a list of these", lambda value: isinstance(value, str | list))
+        if given is None or given == []:
+            raise bad("`prompt` must be a text, ids, or a non-empty list of these; it is missing.", "prompt")
+        many = given if isinstance(given, list) and not is_int(given[0]) else [given]
+        if len(many) > self._limits.answers:
+            raise bad(f"`prompt` must hold at most {self._limits.answers} prompts, got {len(many)}.", "prompt")
+        body.drop_neutral(NEUTRAL_COMPLETION)
+        wants = "0 (the chosen token's): no others are known"
+        logprobs = body.take("logprobs", wants, lambda value: is_int(value) and value == 0)
+        prompts = tuple(self._encode(each, False, "prompt") for each in many)
+        shown = "\n".join(each if isinstance(each, str) else str(each) for each in many)
+        return self._ask(body, prompts, shown, logprobs is not None)
+
+    def decode(self, document: Any) -> Ask:
+        """`/v1/decode`: a `prompt` or `messages`, a policy and settings."""
+        body = Body(document)
+        self._model(body, required=False)
+        if ("prompt" in body) == ("messages" in body):
+            raise bad("Give either `prompt`, a text, or `messages`.", "prompt")
+        template = body.take("chat", "true or false", lambda value: isinstance(value, bool))
+        if "messages" in body:
+            if template is not None:
+                raise bad("`chat` must come with a `prompt`: `messages` are always put into the template.", "chat")
+            messages = self._messages(body)
+            prompt, shown = self._encode(messages, None, "messages"), _written(messages)
+        else:
+            shown = body.take("prompt", "a text", lambda value: isinstance(value, str))
+            prompt = self._encode(shown, template, "prompt")
+        return self._ask(body, (prompt,), shown, False, openai=False)
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def _model(self, body: Body, *, required: bool) -> None:
+        name, mine = body.take("model", "a text", lambda value: isinstance(value, str)), self._llm.model.spec.name
+        if name is None and required:
+            raise bad(f"`model` is missing; this server has {mine!r}.", "model")
+        if name not in (None, mine):
+            raise Refusal(404, str(unknown("model", name[:NAME], [mine])), param="model", code="model_not_found")
+
+    def _messages(self, body: Body) -> list[dict[str, str]]:
+        given = body.take("messages", "a list of messages", lambda value: isinstance(value, list))
+        if not given:
+            raise bad("`messages` must be a non-empty list of messages.", "messages")
+        return [_message(number, each) for number, each in enumerate(given)]
+
+    def _encode(self, prompt: Any, chat: bool | None, param: str) -> tuple[int, ...]:
+        if isinstance(prompt, list) and not (param == "messages" or all(is_int(each) for each in prompt)):
+            raise bad("`prompt` must be a text, ids, or a list of these.", param)
+        if not isinstance(prompt, str | list):
+            raise bad(f"`prompt` must be a text, ids, or a list of these, got {brief(prompt)}.", param)
+        try:
+            ids = tuple(self._llm.encode(prompt, chat))
+        except TacgError as error:
+            raise bad(str(error)[:1000], param) from None
+        if len(ids) > self._limits.prompt_tokens:
+            told = f"The prompt must have at most {self._limits.prompt_tokens} tokens, got {len(ids)}; shorten it."
+            raise bad(told, param, "context_length_exceeded")
+        return ids
+
+    def _ask(
+        self, body: Body, prompts: tuple[tuple[int, ...], ...], shown: str, logprobs: bool, *, openai: bool = True
+    ) -> Ask:
+        limits = self._limits
+        wants = f"a number of seconds, above 0 and at most {limits.deadline:g}"
+        deadline = body.take(
+            "deadline", wants, lambda value: is_number(value) and 0 < value <= limits.deadline, limits.deadline
+        )
+        options = self._options(body, len(prompts)) if openai else {}
+        policy, decode = self._settings(body, openai=openai)
+        ask = Ask(prompts, shown, policy, decode, float(deadline), logprobs=logprobs, **options)
+        try:
+            for row in ask.rows()[:: ask.n]:
+                row.check(self._llm.model.spec)
+        except TacgError as error:
+            raise blame(error, {*DECODE, "prompt"}) from None
+        return ask
+
+    def _options(self, body: Body, prompts: int) -> dict[str, Any]:
+        """n, stop and how to stream."""
+        most = self._limits.answers // prompts
+        n = body.take("n", f"a whole number in [1, {most}]", lambda value: is_int(value) and 1 <= value <= most, 1)
+        wants = f"a text or up to {STOPS} texts, none empty or longer than {STOP_LENGTH} characters"
+        stop = body.take("stop", wants, _right_stop, ())
+        stream = body.flag("stream")
+        given = body.take("stream_options", "an object", lambda value: isinstance(value, dict))
+        if given is not None and not stream:
+            raise bad("`stream_options` must come with `stream` true.", "stream_options")
+        options = Body(given or {})
+        include_usage = options.flag("include_usage")
+        options.drop_neutral({"include_obfuscation": (False,)})
+        options.settings(())
+        return {
+            "n": n, "stop": (stop,) if isinstance(stop, str) else tuple(stop), "stream": stream,
+            "include_usage": include_usage,
+        }  # fmt: skip
+
+    def _settings(self, body: Body, *, openai: bool) -> tuple[Policy, Decode]:
+        """The policy and the decode: what the request says, then what the server was started with."""
+        spelling = body.take("policy", f"a policy's name of at most {SPELLING} characters", _right_spelling)
+        length = self._length(body) if openai else None
+        try:
+            policy = get_policy(spelling or self._defaults.policy)
+        except TacgError as error:
+            raise bad(str(error), "policy") from None
+        known = (DECODE - set(SERVERS_OWN)) | policy.knobs().keys()
+        said = body.settings(known, FIELDS if openai else OWN_FIELDS)
+        said = {name: value for name, value in said.items() if value is not None or name not in ("seed", "temperature")}
+        if length is not None:
+            if said.get("gen_length", length) != length:
+                raise bad("`gen_length` and `max_tokens` must be equal if both are given.", "gen_length")
+            said["gen_length"] = length
+        try:
+            policy, decode = resolve(
+                spelling or self._defaults.policy, self._kept(spelling, policy) | _suppressed(said)
+            )
+        except TacgError as error:
+            raise blame(error, said) from None
+        self._within(decode)
+        return policy, decode
+
+    def _kept(self, spelling: str | None, policy: Policy) -> dict[str, Any]:
+        """The server's own settings, as far as the policy that a request names has such knobs; a preset has its own."""
+        if spelling is not None and ":" in spelling:
+            return {}
+        known = DECODE | policy.knobs().keys()
+        return {name: value for name, value in self._defaults.settings.items() if name in known}
+
+    def _length(self, body: Body) -> int | None:
+        """How many tokens at most, by either of OpenAI's names."""
+        names = ("max_tokens", "max_completion_tokens")
+        values = [body.take(name, "a whole number >= 1", lambda value: is_int(value) and value >= 1) for name in names]
+        given = {value for value in values if value is not None}
+        if len(given) > 1:
+            raise bad("`max_tokens` and `max_completion_tokens` must be equal if both are given.", "max_tokens")
+        return int(given.pop()) if given else None
+
+    def _within(self, decode: Decode) -> None:
+        """Refuse what is beyond the limits, or cannot lead anywhere."""
+        most, spec = self._limits.gen_length, self._llm.model.spec
+        if decode.gen_length > most:
+            told = f"`gen_length` (`max_tokens`) must be at most {most} on this server, got {decode.gen_length}."
+            raise bad(told, "max_tokens")
+        if (decode.steps or 1) > most:
+            raise bad(f"`steps` must be at most {most} on this server, got {decode.steps}.", "steps")
+        if decode.suppress and len({*decode.suppress, *spec.unwritable}) >= spec.vocab_size:
+            raise bad("`suppress` must leave some token to write.", "suppress")
+
+
+def _message(number: int, message: Any) -> dict[str, str]:
+    """One message, with nothing but a role and a text."""
+    where = f"messages.{number}"
+    if not isinstance(message, dict):
+        raise bad(f"`{where}` must be an object with `role` and `content`, got {brief(message)}.", where)
+    role, content = message.get("role"), message.get("content")
+    for name, value in message.items():
+        if name not in ("role", "content") and not (name in EMPTY_IN_MESSAGE and value in (None, [])):
+            raise bad(f"`{where}` must have `role` and `content` alone, got {name[:NAME]!r} as well.", where)
+    if role not in ROLES:
+        told = f"`{where}.role` must be one of {', '.join(ROLES)}, got {brief(role)}."
+        raise bad(told, f"{where}.role")
+    if isinstance(content, list) and all(_is_text(part) for part in content):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise bad(f"`{where}.content` must be a text, or parts of the type text.", f"{where}.content")
+    return {"role": role, "content": content}
+
+
+def _is_text(part: Any) -> bool:
+    return (
+        isinstance(part, dict)
+        and part.keys() == {"type", "text"}
+        and part["type"] == "text"
+        and isinstance(part["text"], str)
+    )
+
+
+def _written(messages: list[dict[str, str]]) -> str:
+    """A conversation as one text: the words alone if there is one message."""
+    if len(messages) == 1:
+        return messages[0]["content"]
+    return "\n\n".join(f"{each['role']}: {each['content']}" for each in messages)
+
+
+def _right_stop(value: Any) -> bool:
+    texts = [value] if isinstance(value, str) else value
+    return (
+        isinstance(texts, list)
+        and len(texts) <= STOPS
+        and all(isinstance(each, str) and 0 < len(each) <= STOP_LENGTH for each in texts)
+    )
+
+
+def _right_spelling(value: Any) -> bool:
+    """Preset files are on the server's disk: only the one who starts the server may name them."""
+    return isinstance(value, str) and 0 < len(value) <= SPELLING and not value.endswith(".toml")
+
+
+def _suppressed(said: dict[str, Any]) -> dict[str, Any]:
+    """Settings with the ids to suppress as a tuple."""
+    ids = said.get("suppress")
+    return {**said, "suppress": tuple(ids)} if isinstance(ids, list) else said

@@ -1,0 +1,151 @@
+"""Bodies of requests: JSON, read within limits, and taken apart field by field so that none is overlooked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import ClientDisconnect
+
+from tacg.errors import TacgError, unknown
+from tacg.serve.refusal import Refusal, bad
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from starlette.requests import Request
+
+NAME = 64  # characters of a stranger's words that are repeated to them
+
+
+async def read_json(request: Request, limit: int, seconds: float) -> Any:
+    """The JSON of a request. Refused: too large, too slow, not said to be JSON (so that pages of others must ask)."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refusal(415, f"`Content-Type` must be application/json, got {kind[:NAME]!r}.", code="unsupported_media")
+    told = request.headers.get("content-length", "")
+    if told.isdecimal() and int(told[:20]) > limit:
+        raise _too_large(limit)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        raise Refusal(408, f"The body did not arrive within {seconds:g} s.", code="body_timeout") from None
+    except ClientDisconnect:
+        raise Refusal(400, "The body ended early.", code="disconnected") from None
+    return parse_json(bytes(body))
+
+
+def parse_json(body: bytes) -> Any:
+    """Strict JSON: UTF-8, finite numbers, and no name twice in an object."""
+    try:
+        return json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_constant, parse_float=_number)
+    except RecursionError:
+        raise bad("The body is nested too deeply.", code="invalid_json") from None
+    except ValueError as error:  # Unicode's and JSON's errors, and integers of thousands of digits
+        raise bad(f"The body is not valid JSON: {str(error)[:200]}.", code="invalid_json") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a name occurs twice in an object")
+    return made
+
+
+def _constant(word: str) -> Any:
+    raise ValueError(f"{word} is not a number of JSON")
+
+
+def _number(word: str) -> float:
+    value = float(word)
+    if abs(value) == float("inf"):
+        raise ValueError("a number is too large")
+    return value
+
+
+def _too_large(limit: int) -> Refusal:
+    return Refusal(413, f"The body must not be larger than {limit} bytes.", code="body_too_large")
+
+
+class Body:
+    """The fields of a request. Each is taken once; what is left over at the end is refused."""
+
+    def __init__(self, document: Any) -> None:
+        if not isinstance(document, dict):
+            raise bad(f"The body must be a JSON object, got {brief(document)}.")
+        self._left: dict[str, Any] = dict(document)
+
+    def __contains__(self, name: str) -> bool:
+        return self._left.get(name) is not None
+
+    def take(self, name: str, wants: str, right: Callable[[Any], bool], default: Any = None) -> Any:
+        """A field, or the default if it is not there or null. `wants` says in words what `right` checks."""
+        value = self._left.pop(name, None)
+        if value is None:
+            return default
+        if not right(value):
+            raise bad(f"`{name}` must be {wants}, got {brief(value)}.", name)
+        return value
+
+    def flag(self, name: str) -> bool:
+        """A field that is true or false; false if it is not there."""
+        return bool(self.take(name, "true or false", lambda value: isinstance(value, bool), False))
+
+    def drop_neutral(self, neutral: Mapping[str, Iterable[Any]]) -> None:
+        """Let fields go that we do not support if they ask for nothing; refuse them otherwise."""
+        for name, values in neutral.items():
+            value = self._left.pop(name, None)
+            if value is None or any(_same(value, each) for each in values):
+                continue
+            allowed = " or ".join(json.dumps(each) for each in values)
+            more = f" Only {allowed}, which changes nothing, is accepted;" if allowed else " Please"
+            told = f"`{name}` is not supported by this server.{more} leave it out."
+            raise bad(told, name, "unsupported_parameter")
+
+    def settings(self, known: Iterable[str], taken: Iterable[str] = ()) -> dict[str, Any]:
+        """All that is left, as settings. Names that are not known are refused with the nearest match, be it one of
+        the fields that were `taken` before.
+        """
+        known, taken = set(known), set(taken)
+        for name, value in list(self._left.items()):
+            if value is None and name in taken:
+                del self._left[name]  # null is as good as nothing
+            elif name not in known:
+                told = unknown("field", name[:NAME], (known | taken) - {name})
+                raise bad(str(told), name[:NAME], "unknown_parameter")
+        found, self._left = self._left, {}
+        return found
+
+
+def brief(value: Any) -> str:
+    """A value of the client's as it is repeated in a message."""
+    text = json.dumps(value) if not isinstance(value, dict | list) else f"{type(value).__name__} of {len(value)}"
+    return text if len(text) <= NAME else text[:NAME] + "…"
+
+
+def is_int(value: Any) -> bool:
+    """A whole number; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """A number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _same(value: Any, other: Any) -> bool:
+    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+
+
+def blame(error: TacgError, names: Iterable[str]) -> Refusal:
+    """The library's own message, with the field that it talks about."""
+    told = str(error)
+    about = [name for name in re.findall(r"`(\w+)`", told) if name in set(names)]
+    return bad(told[:1000], about[0] if about else None)

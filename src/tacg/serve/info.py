@@ -1,0 +1,65 @@
+"""What a page needs to know to offer choices: the model, policies and their knobs, examples, limits."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from tacg.engine.request import Decode
+from tacg.errors import TacgError
+from tacg.policies import Wrapper, get_policy, policy_class, policy_names
+from tacg.serve.ask import SERVERS_OWN
+from tacg.tasks import get_task, task_names
+from tacg.version import __version__
+
+if TYPE_CHECKING:
+    from tacg.knobs import Knob
+    from tacg.llm import LLM
+    from tacg.policies import Policy
+    from tacg.serve.ask import Defaults
+    from tacg.serve.limits import Limits
+
+
+def describe(llm: LLM, defaults: Defaults, limits: Limits) -> dict[str, Any]:
+    """Everything, as JSON can hold it."""
+    decode = Decode().knobs()
+    return {
+        "tacg": __version__,
+        "model": llm.model.spec.name,
+        "max_length": llm.model.spec.max_length,
+        "chat": llm.tokenizer.chat_template is not None,
+        "defaults": {"policy": defaults.policy, "settings": dict(defaults.settings)},
+        "policies": [_policy(name) for name in _spellings()],
+        "decode": [_knob(each) for name, each in decode.items() if name not in SERVERS_OWN],
+        "examples": [_example(name) for name in task_names()],
+        "limits": dataclasses.asdict(limits),
+    }
+
+
+def _spellings() -> list[str]:
+    """Every policy, and every wrapper over each that it can wrap; those of other packages as far as they load."""
+    plain: list[str] = []
+    wrappers: list[str] = []
+    for name in policy_names():
+        with contextlib.suppress(TacgError):
+            get_policy(name)
+            (wrappers if issubclass(policy_class(name), Wrapper) else plain).append(name)
+    return [*wrappers, *plain, *(f"{outer}+{inner}" for outer in wrappers for inner in plain if inner != "confidence")]
+
+
+def _policy(name: str) -> dict[str, Any]:
+    policy: Policy = get_policy(name)
+    about = (type(policy).__doc__ or "").strip().partition("\n")[0]
+    return {"name": name, "about": about, "knobs": [_knob(each) for each in policy.knobs().values()]}
+
+
+def _knob(each: Knob) -> dict[str, Any]:
+    facts = dataclasses.asdict(each)
+    return facts | {"type": facts.pop("kind").__name__, "choices": list(each.choices)}
+
+
+def _example(name: str) -> dict[str, Any]:
+    task = get_task(name)
+    (problem,) = task.problems("test", 1)
+    return {"task": name, "prompt": problem.prompt, "settings": dict(task.decode)}

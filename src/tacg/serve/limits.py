@@ -1,0 +1,43 @@
+"""How much the server takes on: of one request, and of all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from tacg.errors import TacgError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Every limit has a number; what is beyond it is refused with a message that names it.
+
+    rows            decoded together
+    queue           rows that may wait for a place; more are refused with 429
+    answers         rows of one request: `n` times its prompts
+    prompt_tokens   of one prompt
+    gen_length      positions of one answer
+    body_bytes      of a request; `replay_bytes` of one that brings traces
+    deadline        seconds until an answer must be complete, waiting included
+    stall           seconds that a client may take to send its body, or to read a chunk
+    grace           seconds that requests under way get when the server is told to stop
+    connections     open at once
+    """
+
+    rows: int = 32
+    queue: int = 128
+    answers: int = 16
+    prompt_tokens: int = 4096
+    gen_length: int = 1024
+    body_bytes: int = 1 << 20
+    replay_bytes: int = 1 << 24
+    deadline: float = 300.0
+    stall: float = 30.0
+    grace: float = 30.0
+    connections: int = 1024
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            least = 0 if each.name in ("queue", "grace") else 1 if each.type == "int" else 0.001
+            if getattr(self, each.name) < least:
+                raise TacgError(f"`{each.name}` must be >= {least}, got {getattr(self, each.name)}.")
+        object.__setattr__(self, "answers", min(self.answers, self.rows + self.queue))  # more would never get in

@@ -1,0 +1,439 @@
+// A decode as it looked after every step, and the stage on which it is shown.
+// The live page loads this file as a module; the trace player carries a copy inside (tacg/trace/player.py).
+"use strict";
+
+const MEANINGS = {
+  base: "accepted by the policy",
+  extra: "promoted by the trajectory",
+  fallback: "nothing was ready: the readiest",
+  recorded: "as recorded",
+};
+const SPEEDS = {slow: 700, normal: 250, fast: 80, "as it comes": 0};
+const CURVES = ["confidence", "support", "streak"];
+
+const make = (tag, className = "", text = "") => Object.assign(document.createElement(tag), {className, textContent: text});
+
+function shape(tag, attributes, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+const quoted = text => "“" + text.replaceAll("\n", "↵") + "”";
+const short = value => value === undefined ? "–" : Number.isInteger(value) ? String(value) : value.toPrecision(3);
+const steps = count => `${count} step${count === 1 ? "" : "s"}`;
+
+// One trace. It may grow line by line while it is shown; `over` is true once nothing more will come.
+class Decode {
+  constructor(name = "") {
+    Object.assign(this, {name, start: null, end: null, over: false, last: 0, lines: [], pieces: {}, tally: [], commits: [], history: []});
+  }
+
+  static of(document) {  // a whole trace, as `Trace.document` writes it
+    const decode = new Decode();
+    [document.start, ...document.steps].forEach(line => decode.take(line));
+    Object.assign(decode.pieces, document.pieces);
+    if (document.end) decode.take(document.end);
+    decode.over = true;
+    return decode;
+  }
+
+  take(line) {
+    this.lines.push(line);
+    if (line.kind === "start") this.begin(line);
+    else if (line.kind === "step") this.step(line);
+    else if (line.kind === "end") Object.assign(this, {end: line, over: true});
+  }
+
+  begin(line) {
+    this.start = line;
+    this.name = line.policy;
+    this.commits = Array.from({length: line.gen_length}, () => []);
+    this.history = Array.from({length: line.gen_length}, () => new Map());
+  }
+
+  step(line) {
+    this.last += 1;
+    Object.assign(this.pieces, line.pieces);
+    for (const [position, token, confidence, ...rest] of line.proposals) {
+      const signals = Object.fromEntries(line.names.map((name, i) => [name, rest[i]]));
+      this.history[position].set(this.last, {step: this.last, token, confidence, ...signals});
+    }
+    const tally = {};
+    for (const [position, token, reason] of line.committed) {
+      const confidence = this.history[position].get(this.last)?.confidence ?? 1;
+      this.commits[position].push({token, reason, confidence, when: this.last});
+      tally[reason] = (tally[reason] ?? 0) + 1;
+    }
+    this.tally.push(tally);
+  }
+
+  // What a position shows after a step: {token, confidence, reason, when} if committed, without reason while a draft, or null.
+  at(position, step) {
+    const commit = this.commits[position].findLast(each => each.when <= step);
+    if (commit) return commit;
+    const dropped = this.end && step >= this.last;  // drafts beyond the end were never written
+    return dropped ? null : this.history[position].get(step) ?? null;
+  }
+
+  spell(token) {
+    return this.pieces[token] ?? "?";
+  }
+
+  // Forwards and tokens per forward as they stood after a step; once it is over, as the engine counted them.
+  counts(step) {
+    const done = this.end !== null && step >= this.last;
+    const committed = this.commits.filter(each => each.length && each[0].when <= step).length;
+    const forwards = done ? this.end.forwards : Math.min(step, this.last);
+    const tokens = done ? this.end.tokens.length : committed;
+    return {step: Math.min(step, this.last), forwards, committed, tpf: forwards ? tokens / forwards : 0, done};
+  }
+}
+
+// One decode on the stage: its numbers, its canvas, and how much each step committed.
+class Panel {
+  constructor(decode, card) {
+    Object.assign(this, {decode, card, spans: [], shown: [], drawn: ""});
+    this.box = make("section", "panel");
+    this.title = make("h2", "", decode.name);
+    this.state = make("span", "state");
+    const head = make("header");
+    head.append(this.title, this.state);
+    this.numbers = {};
+    const numbers = make("dl", "numbers");
+    for (const [key, label] of [["step", "step"], ["forwards", "forwards"], ["tpf", "tokens per forward"], ["committed", "committed"]]) {
+      const pair = make("div", key);
+      this.numbers[key] = make("dd", "", "0");
+      pair.append(make("dt", "", label), this.numbers[key]);
+      numbers.append(pair);
+    }
+    this.canvas = make("div", "canvas");
+    this.canvas.setAttribute("role", "listbox");
+    this.answer = make("p", "unseen");
+    this.bars = shape("svg", {class: "bars", preserveAspectRatio: "none", role: "img", "aria-label": "commits of each step"});
+    this.box.append(head, numbers, this.canvas, this.answer, this.bars);
+    this.listen();
+  }
+
+  // Spans of the canvas once the start line has said how many positions there are.
+  lay() {
+    if (this.spans.length || !this.decode.start) return;
+    this.title.textContent = this.decode.name;
+    this.canvas.setAttribute("aria-label", `canvas of ${this.decode.name}; up and down go from token to token`);
+    this.spans = this.decode.commits.map((_, position) => {
+      const span = make("span", "token mask", "·");
+      span.dataset.position = position;
+      span.tabIndex = position ? -1 : 0;
+      span.setAttribute("role", "option");
+      return span;
+    });
+    this.canvas.replaceChildren(...this.spans);
+  }
+
+  listen() {
+    const position = event => event.target.dataset.position === undefined ? null : +event.target.dataset.position;
+    const open = event => { if (position(event) !== null) this.card.open(this, position(event)); };
+    this.canvas.addEventListener("mousemove", event => { if (event.movementX || event.movementY) open(event); });  // not when the page scrolls under it
+    this.canvas.addEventListener("focusin", open);
+    this.canvas.addEventListener("mouseleave", () => this.card.close(this.focused()));
+    this.canvas.addEventListener("focusout", () => this.card.close(null));
+    this.canvas.addEventListener("keydown", event => {
+      const here = position(event), end = this.spans.length - 1;
+      const next = {ArrowDown: here + 1, ArrowUp: here - 1, Home: 0, End: end}[event.key];
+      if (here === null || next === undefined) return;
+      event.preventDefault();
+      this.focus(Math.max(0, Math.min(end, next)));
+    });
+    this.canvas.addEventListener("click", event => { if (position(event) !== null) this.focus(position(event)); });
+  }
+
+  focus(position) {
+    for (const span of this.canvas.querySelectorAll("[tabindex='0']")) span.tabIndex = -1;
+    this.spans[position].tabIndex = 0;
+    this.spans[position].focus({preventScroll: false});
+  }
+
+  focused() {
+    const span = this.canvas.querySelector(".token:focus");
+    return span ? {panel: this, position: +span.dataset.position} : null;
+  }
+
+  show(step, width) {
+    this.lay();
+    const {decode} = this, counts = decode.counts(step);
+    this.spans.forEach((span, position) => this.paint(span, position, decode.at(position, step), step));
+    this.numbers.step.textContent = counts.step;
+    this.numbers.forwards.textContent = counts.forwards;
+    this.numbers.tpf.textContent = counts.tpf.toFixed(2);
+    this.numbers.committed.textContent = `${counts.committed} of ${this.spans.length}`;
+    const stopped = decode.over && !decode.end && step >= decode.last;
+    this.state.textContent = counts.done ? `done in ${steps(decode.last)}` : stopped ? "stopped" : "";
+    this.answer.textContent = counts.done ? `Answer: ${decode.end.text}` : "";
+    this.drawBars(step, width);
+  }
+
+  paint(span, position, cell, step) {
+    const fresh = cell?.reason && cell.when === step;
+    const key = cell ? `${cell.token} ${cell.reason} ${fresh} ${cell.confidence}` : "";
+    if (this.shown[position] === key) return;
+    this.shown[position] = key;
+    const text = cell ? this.decode.spell(cell.token) : "·";
+    span.textContent = text === "" ? "∅" : text;
+    const kind = !cell ? "mask" : cell.reason ?? "draft";
+    span.className = ["token", kind, fresh && "new", text === "∎" && "end", text.includes("\n") && "line"].filter(Boolean).join(" ");
+    span.style.setProperty("--sure", shade(cell?.confidence ?? 0));
+  }
+
+  // A bar a step, stacked by reason; steps that are still to come at this point of the clock are pale.
+  drawBars(step, width) {
+    const key = `${this.decode.last} ${width}`;
+    if (this.drawn !== key) {
+      this.drawn = key;
+      const sum = tally => Object.values(tally).reduce((a, b) => a + b, 0);
+      const most = Math.max(4, ...this.decode.tally.map(sum));
+      this.bars.setAttribute("viewBox", `0 0 ${width} ${most}`);
+      this.bars.replaceChildren(...this.decode.tally.map((tally, i) => {
+        let top = most;
+        return shape("g", {}, ...Object.keys(MEANINGS).filter(reason => tally[reason]).map(reason =>
+          shape("rect", {x: i + 0.12, y: top -= tally[reason], width: 0.76, height: tally[reason], class: reason})));
+      }));
+    }
+    [...this.bars.children].forEach((bar, i) => bar.setAttribute("class", i < step ? "past" : "future"));
+  }
+
+  // A token in words, for those who hear the page.
+  describe(position, step) {
+    const cell = this.decode.at(position, step);
+    if (!cell) return `position ${position + 1}, masked`;
+    const state = cell.reason ? `committed in step ${cell.when}, ${MEANINGS[cell.reason]}` : "a draft";
+    return `position ${position + 1}, ${quoted(this.decode.spell(cell.token))}, ${state}, confidence ${short(cell.confidence)}`;
+  }
+}
+
+// Most commits are above 0.8: the cube spreads them out.
+const shade = confidence => (confidence ** 3).toFixed(3);
+
+// What a token's position has been through.
+class Card {
+  constructor(clock) {
+    this.clock = clock;  // () => the step that is shown
+    this.at = null;
+    this.box = make("div", "card");
+    this.box.id = "card";
+    this.box.setAttribute("role", "tooltip");
+    this.box.hidden = true;
+    document.body.append(this.box);
+    addEventListener("keydown", event => { if (event.key === "Escape") this.close(null); });
+    addEventListener("scroll", () => { if (this.at) this.place(); }, {passive: true});
+  }
+
+  open(panel, position) {
+    this.at = {panel, position};
+    this.draw();
+  }
+
+  close(instead) {
+    this.at = instead;
+    this.draw();
+  }
+
+  draw() {
+    const past = this.at ? [...this.at.panel.decode.history[this.at.position]?.values() ?? []] : [];
+    this.box.hidden = !past.length;
+    if (this.at) {
+      const span = this.at.panel.spans[this.at.position];
+      span.setAttribute("aria-label", this.at.panel.describe(this.at.position, this.clock()));
+    }
+    if (!past.length) return;
+    const {panel: {decode}, position} = this.at, now = this.clock();
+    const cell = decode.at(position, now), commit = decode.commits[position].at(-1);
+    const reached = past.findLast(each => each.step <= now) ?? past[0];
+    const head = make("div", "head");
+    head.append(make("strong", "", quoted(decode.spell((cell ?? reached).token))), make("span", "", `position ${position + 1}`));
+    const state = cell?.reason ? `${cell.reason}, step ${cell.when}: ${MEANINGS[cell.reason]}` : "still masked";
+    this.box.replaceChildren(head, make("p", `verdict ${cell?.reason ?? "draft"}`, state), this.chart(past, now, commit, reached), this.sayings(decode, past));
+    this.place();
+  }
+
+  chart(past, now, commit, reached) {
+    const chart = make("div", "chart");
+    for (const name of CURVES.filter(name => past.some(each => each[name] !== undefined)))
+      chart.append(make("span", "name", name), curve(past, name, now, commit), make("span", "value", short(reached[name])));
+    const [first, last] = [past[0].step, past.at(-1).step];
+    chart.append(make("span", "axis", first === last ? `step ${first}` : `steps ${first} to ${last}`));
+    return chart;
+  }
+
+  // Which tokens were proposed here, and from which step on.
+  sayings(decode, past) {
+    const changes = past.filter((each, i) => !i || each.token !== past[i - 1].token);
+    const list = make("p", "sayings", changes.length > 6 ? "… " : "");
+    for (const each of changes.slice(-6)) list.append(make("span", "", `${each.step} ${quoted(decode.spell(each.token))}`), " ");
+    return list;
+  }
+
+  // Under the token, or above it where there is no room; on a phone the style sheet puts it at the bottom instead.
+  place() {
+    const near = this.at.panel.spans[this.at.position].getClientRects()[0];
+    if (!near || this.box.hidden) return;
+    const {offsetWidth: width, offsetHeight: height} = this.box;
+    const below = near.bottom + height + 14 < innerHeight;
+    this.box.style.left = `${Math.max(8, Math.min(near.left - 12, innerWidth - width - 8))}px`;
+    this.box.style.top = `${Math.max(8, below ? near.bottom + 8 : near.top - height - 8)}px`;
+  }
+}
+
+function curve(past, name, now, commit) {
+  const [first, last] = [past[0].step, past.at(-1).step], values = past.map(each => each[name] ?? 0);
+  const low = Math.min(0, ...values), high = Math.max(name === "support" ? 0.01 : 1, ...values);
+  const x = step => last > first ? 2 + 96 * (step - first) / (last - first) : 50;
+  const y = value => 23 - 20 * (value - low) / (high - low);
+  const points = which => past.filter(which).map(each => `${x(each.step)},${y(each[name] ?? 0)}`).join(" ");
+  const box = shape("svg", {class: `curve ${name}`, viewBox: "0 0 100 26", preserveAspectRatio: "none", "aria-hidden": true});
+  box.append(shape("line", {class: "floor", x1: 0, x2: 100, y1: y(0), y2: y(0)}));
+  if (commit && commit.when <= now) box.append(shape("line", {class: "commit", x1: x(commit.when), x2: x(commit.when), y1: 0, y2: 26}));
+  box.append(shape("polyline", {class: "future", points: points(() => true)}));
+  box.append(shape("polyline", {points: points(each => each.step <= now)}));
+  const here = past.findLast(each => each.step <= now) ?? past[0];
+  const spot = `${x(here.step)},${y(here[name] ?? 0)}`;
+  box.append(shape("polyline", {class: "spot", points: `${spot} ${spot}`}));  // a line of no length with a round cap is a dot
+  return box;
+}
+
+// Decodes side by side on one clock: a step of one is shown with the same step of the others.
+class Stage {
+  constructor(root) {
+    Object.assign(this, {root, panels: [], now: 0, timer: null});
+    this.card = new Card(() => this.now);
+    this.box = make("div", "panels");
+    root.append(this.controls(), this.box);
+    document.addEventListener("keydown", event => this.key(event));
+  }
+
+  controls() {
+    const bar = make("div", "controls");
+    const button = (name, text, label, act) => {
+      this[name] = Object.assign(make("button", "", text), {type: "button", title: label, onclick: act});
+      if (text.length === 1) this[name].setAttribute("aria-label", label);
+      return this[name];
+    };
+    this.scrub = Object.assign(make("input"), {type: "range", id: "scrub", min: 0, max: 0, value: 0, oninput: () => this.go(+this.scrub.value)});
+    this.scrub.setAttribute("aria-label", "step");
+    this.where = make("span", "where");
+    this.speed = Object.assign(make("select"), {id: "speed", onchange: () => { if (this.timer) this.play(true); }});
+    this.speed.setAttribute("aria-label", "speed");
+    for (const [name, delay] of Object.entries(SPEEDS)) this.speed.append(new Option(name, delay, name === "normal", name === "normal"));
+    bar.append(
+      button("toggle", "Play", "space", () => this.play(!this.timer)),
+      button("back", "‹", "one step back", () => this.go(this.now - 1)),
+      button("next", "›", "one step on", () => this.go(this.now + 1)),
+      this.scrub, this.where, this.speed,
+    );
+    this.toggle.id = "play";
+    return bar;
+  }
+
+  // Show these decodes from the beginning.
+  set(decodes) {
+    this.play(false);
+    this.card.close(null);
+    this.panels = decodes.map(decode => new Panel(decode, this.card));
+    this.box.replaceChildren(...this.panels.map(panel => panel.box));
+    this.show(0);
+  }
+
+  get decodes() {
+    return this.panels.map(panel => panel.decode);
+  }
+
+  get over() {
+    return this.decodes.every(decode => decode.over);
+  }
+
+  // The last step that can be shown: no decode runs ahead of one that is still on its way.
+  get ready() {
+    const coming = this.decodes.filter(decode => !decode.over);
+    return coming.length ? Math.min(...coming.map(decode => decode.last)) : Math.max(0, ...this.decodes.map(decode => decode.last));
+  }
+
+  // Something came: redraw what depends on how far it goes.
+  refresh() {
+    const live = this.timer && +this.speed.value === 0;
+    this.show(live ? this.ready : this.now);
+  }
+
+  show(step) {
+    const {ready} = this;
+    this.now = Math.max(0, Math.min(ready, step));
+    this.scrub.max = ready;
+    this.scrub.value = this.now;
+    this.scrub.setAttribute("aria-valuetext", `step ${this.now} of ${ready}`);
+    this.where.textContent = `step ${this.now} / ${ready}${this.over ? "" : " …"}`;
+    const width = Math.max(12, ready);
+    for (const panel of this.panels) panel.show(this.now, width);
+    if (this.card.at) this.card.draw();
+    this.onshow?.();
+  }
+
+  go(step) {
+    this.play(false);
+    this.show(step);
+  }
+
+  play(on) {
+    clearTimeout(this.timer);
+    this.timer = null;
+    if (on && this.over && this.now >= this.ready) this.show(0);
+    if (on) this.tick();
+    this.toggle.textContent = this.timer ? "Pause" : "Play";
+  }
+
+  tick() {
+    const delay = +this.speed.value;
+    this.timer = setTimeout(() => {
+      this.show(delay ? this.now + 1 : this.ready);
+      if (this.over && this.now >= this.ready) this.play(false);
+      else this.tick();
+    }, delay || 50);
+  }
+
+  key(event) {
+    if (event.ctrlKey || event.altKey || event.metaKey || !this.panels.length) return;
+    const on = what => event.target.closest?.(what);
+    if (on("textarea, select, input:not(#scrub)")) return;
+    if (event.key === " " && !on("button, summary, a")) this.play(!this.timer);
+    else if (event.key === "ArrowLeft" && !on("#scrub")) this.go(this.now - 1);
+    else if (event.key === "ArrowRight" && !on("#scrub")) this.go(this.now + 1);
+    else return;
+    event.preventDefault();
+  }
+}
+
+// What colours, lines and shades mean.
+function legend(reasons = ["base", "extra", "fallback"]) {
+  const list = make("ul", "legend");
+  const item = (sample, text) => {
+    const line = make("li");
+    line.append(sample, " ", text);
+    list.append(line);
+  };
+  for (const reason of reasons) {
+    const sample = make("span", `token ${reason}`, reason);
+    sample.style.setProperty("--sure", shade(0.9));
+    item(sample, MEANINGS[reason]);
+  }
+  const scale = make("span", "scale");
+  for (const confidence of [0.5, 0.7, 0.8, 0.9, 1]) {
+    const step = make("span", "token base", " ");
+    step.style.setProperty("--sure", shade(confidence));
+    scale.append(step);
+  }
+  item(scale, "confidence, 0.5 to 1");
+  item(make("span", "token draft", "draft"), "proposed, still masked");
+  item(make("span", "token mask", "·"), "masked");
+  item(make("span", "token base end", "∎"), "end of the answer");
+  return list;
+}
+
+export {Decode, Stage, legend, make, steps};

@@ -1,0 +1,62 @@
+"""What the server says when it does not do what was asked: an HTTP status and OpenAI's shape of an error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NOT_AGAIN = {"x-should-retry": "false"}  # the OpenAI clients try server errors again unless told not to
+
+
+@dataclass(eq=False)
+class Refusal(Exception):  # noqa: N818 - it is handed around as often as it is raised
+    """An error for the client. `param` names the field that is to blame, `code` is for programs."""
+
+    status: int
+    message: str
+    kind: str = "invalid_request_error"
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def document(self) -> dict[str, Any]:
+        """The body."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def bad(message: str, param: str | None = None, code: str | None = None) -> Refusal:
+    """The client's mistake."""
+    return Refusal(400, message, param=param, code=code)
+
+
+def full(rows: int, queue: int, seconds: int) -> Refusal:
+    """Nobody may wait any more."""
+    told = f"All {rows} rows are busy and {queue} more wait, which is the limit; try again in {seconds} s."
+    return Refusal(429, told, "rate_limit_error", code="queue_full", headers={"retry-after": str(seconds)})
+
+
+def leaving() -> Refusal:
+    """The server shuts down."""
+    told = "The server is shutting down and takes no more requests; try again in a moment, or on another one."
+    return Refusal(503, told, "server_error", code="shutting_down", headers={"retry-after": "5"})
+
+
+def cut_off() -> Refusal:
+    """The server shut down before the answer was complete."""
+    told = "The server shut down before this answer was complete; send the request again."
+    return Refusal(503, told, "server_error", code="shutting_down", headers={"retry-after": "5"})
+
+
+def late(seconds: float) -> Refusal:
+    """The request's time is over."""
+    told = f"The answer was not complete within {seconds:g} s; ask for fewer tokens, or when less is going on."
+    return Refusal(504, told, "server_error", code="deadline_exceeded", headers=NOT_AGAIN)
+
+
+def failed(reason: str) -> Refusal:
+    """The row could not be decoded; the others do not notice."""
+    told = f"This request could not be decoded: {reason}"
+    return Refusal(500, told, "server_error", code="decode_failed", headers=NOT_AGAIN)

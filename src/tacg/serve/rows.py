@@ -1,0 +1,82 @@
+"""The rows of one HTTP request, seen from the event loop: they are submitted, told of, and let go of."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from tacg.serve.batcher import Done, Job, Told
+from tacg.serve.refusal import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable
+
+    from starlette.types import Receive
+
+    from tacg.serve.ask import Ask
+    from tacg.serve.batcher import Batcher
+
+T = TypeVar("T")
+
+
+class GoneError(Exception):
+    """The client has closed the connection."""
+
+
+class Rows:
+    """A context: entering submits the rows, leaving it lets go of those that are not done."""
+
+    def __init__(self, batcher: Batcher, ask: Ask, *, trace: bool = False) -> None:
+        self._batcher = batcher
+        self._queue: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        rows = ask.rows()
+        self.jobs = [
+            Job(
+                row, partial(self._hear, index), ask.deadline, ask.stop, stream=ask.stream, trace=trace,
+                logprobs=ask.logprobs,
+            )
+            for index, row in enumerate(rows)
+        ]  # fmt: skip
+
+    def __enter__(self) -> Self:
+        self._batcher.submit(self.jobs)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._batcher.cancel(self.jobs)
+
+    def _hear(self, index: int, told: Told) -> None:
+        """Called in the batcher's thread."""
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, told))
+
+    async def events(self) -> AsyncIterator[tuple[int, Told]]:
+        """What is told of each row, until all are done. A refusal of one of them ends it all."""
+        left = len(self.jobs)
+        while left:
+            index, told = await self._queue.get()
+            if isinstance(told, Refusal):
+                raise told
+            left -= isinstance(told, Done)
+            yield index, told
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client is gone. The body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
+    """The result of `work`; it is cancelled, and `GoneError` raised, when the client disconnects first."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise GoneError
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)

@@ -1,0 +1,87 @@
+"""Running the server: a socket, uvicorn around the application, and a graceful end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from tacg.errors import TacgError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from tacg.serve.app import Service
+
+log = logging.getLogger("tacg.serve")
+LAST_WORDS = 5  # seconds for responses that are complete but not yet sent
+
+
+class Server(uvicorn.Server):
+    """At the first signal new requests get 503 and those under way have `grace` seconds; the second ends it at once."""
+
+    def __init__(self, service: Service) -> None:
+        limits = service.limits
+        super().__init__(
+            uvicorn.Config(
+                service.app, log_config=None, access_log=False, lifespan="on", ws="none", server_header=False,
+                limit_concurrency=limits.connections, timeout_graceful_shutdown=LAST_WORDS, proxy_headers=False,
+            )
+        )  # fmt: skip
+        self._service = service
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._leaving: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Remember the loop: signals arrive outside of it."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal to stop. It is not raised again afterwards: leaving as asked is a success."""
+        if self._loop is None or self._leaving is not None:
+            self.should_exit = self.force_exit = True
+        else:
+            self._loop.call_soon_threadsafe(self.leave)
+
+    def leave(self) -> None:
+        """Begin to shut down; to be called in the loop."""
+        if self._leaving is None:
+            self._leaving = asyncio.get_running_loop().create_task(self._leave())
+
+    async def _leave(self) -> None:
+        batcher, loop = self._service.batcher, asyncio.get_running_loop()
+        batcher.drain()
+        log.info("shutting down: %d rows under way, %d waiting", batcher.running, batcher.waiting)
+        until = loop.time() + self._service.limits.grace
+        while loop.time() < until and batcher.alive and batcher.running + batcher.waiting > 0:
+            await asyncio.sleep(0.05)
+        await asyncio.to_thread(batcher.stop)
+        self.should_exit = True
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes any that is free."""
+    listening = None
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        # asyncio sends small writes at once (TCP_NODELAY) only if the socket says that it is TCP; create_server's does
+        # not, and every response then waits 40 ms for the client's acknowledgement of its head.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(2048)
+        return listening
+    except (OSError, OverflowError) as error:
+        if listening is not None:
+            listening.close()
+        raise TacgError(f"Cannot listen at {host}, port {port}: {error}; choose another --port or --host.") from None
+
+
+def address(listening: socket.socket) -> str:
+    """Where a browser finds it."""
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
