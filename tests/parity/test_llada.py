@@ -94,6 +94,29 @@ def test_bfloat16_stays_close(tmp_path: Path) -> None:
     assert float((wide.logits(ids) - narrow.logits(ids)).abs().max()) < 0.1
 
 
+def test_bfloat16_is_theirs_to_the_last_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Llama turns q and k in their own type; LLaDA's code widens them first, and so must the oracle."""
+    from transformers.models.llama import modeling_llama
+
+    narrow_turn = modeling_llama.apply_rotary_pos_emb
+
+    def turn(q: torch.Tensor, k: torch.Tensor, *angles: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(each.to(q.dtype) for each in narrow_turn(q.float(), k.float(), *angles))
+
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", turn)
+    directory = write_checkpoint(tmp_path, liveliness=1.0)
+    llm = tacg.load(directory, dtype="bfloat16")
+    theirs = oracle(directory, llm)
+    rotary = theirs.model.rotary_emb
+    frequencies, angles = rotary.inv_freq.clone(), rotary.forward
+    theirs.to(torch.bfloat16)
+    rotary.inv_freq = frequencies  # `to` rounds these too; loading does not
+    rotary.forward = lambda x, *rest, **named: angles(x.float(), *rest, **named)
+    ids = torch.randint(6, 100, (2, 30), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.equal(theirs(input_ids=ids).logits, llm.logits(ids))
+
+
 def test_tied_head(tmp_path: Path) -> None:
     llm = tacg.load(write_checkpoint(tmp_path, weight_tying=True))
     assert llm.logits(torch.full((1, 5), 7)).shape == (1, 5, llm.model.spec.vocab_size)
