@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 
 # Where `make pocket` trains, for how long, where the result goes, and on how many problems it is measured.
 RUN ?= runs/pocket
-STEPS ?= 9000
+STEPS ?= 20000
 N ?= 500
 OUT ?= src/tacg/models/pocket
 FLAGS ?=

@@ -1,6 +1,6 @@
 """Train pocket: a LLaDA of 2 M parameters, on a laptop's CPU. Can be killed at any moment and started again.
 
-    python recipes/pocket/train.py --run DIR --steps 9000
+    python recipes/pocket/train.py --run DIR --steps 20000
 
 DIR gets tokenizer files, `checkpoint.safetensors` (weights, their EMA, optimiser state, step) and `loss.jsonl`.
 Everything is derived from the step's number, so that a resumed run is the run that was never interrupted.
@@ -50,7 +50,7 @@ class Plan:
     shard_samples: int = 4096
     opening_shards: int = 12
     warmup: int = 200
-    decay: float = 0.7
+    decay: float = 0.8
     muon_lr: float = 0.02
     adam_lr: float = 0.003
     ema: float = 0.998
@@ -265,7 +265,7 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="directory of the run; started again, it goes on")
-    parser.add_argument("--steps", type=int, default=9000)
+    parser.add_argument("--steps", type=int, default=20000)
     parser.add_argument("--weighting", choices=["plain", "eq1"], default="eq1")
     parser.add_argument("--save-every", type=int, default=250)
     parser.add_argument("--tokens-per-batch", type=int, default=6144)
