@@ -1,5 +1,6 @@
 """What the gate costs outside the model, next to plainer ways of doing it, in the same run.
 
+copy      the logits of these positions copied: what this machine's memory can do
 floor     one `logsumexp` and one `lerp_` over the same positions: what knowing confidence and keeping an EMA takes
 naive32   the gate's formulas in plain float32 operations over the same positions
 naive64   the same in float64 over the whole sequence, prompt included: the shape of the released code
@@ -67,6 +68,11 @@ class Steps:
 
         return step
 
+    def copy(self) -> Callable[[], object]:
+        """Read once, write once."""
+        target = torch.empty_like(self.frames[0])
+        return lambda: target.copy_(self.next())
+
     def floor(self) -> Callable[[], object]:
         """One logsumexp, one lerp."""
         reference = self.frames[0].float()
@@ -112,28 +118,33 @@ def measure(*, quick: bool = False, rounds: int = 15) -> Iterator[Row]:
 
 
 def _row(steps: Steps, specs: Sequence[str], rounds: int, *, naive: bool = False) -> Iterator[Row]:
-    runners: dict[str, Callable[[], object]] = {"floor": steps.floor()}
+    runners: dict[str, Callable[[], object]] = {"copy": steps.copy(), "floor": steps.floor()}
     runners |= {spec: steps.gate(spec) for spec in specs}
     if naive:
         runners["naive32"] = steps.naive(torch.float32, whole=False)
         runners["naive64"] = steps.naive(torch.float64, whole=True)
     times = race(runners, rounds)
+    memory = 2 * steps.frames[0].nbytes / times["copy"][1]  # bytes a second
+    # What cannot be avoided: logits are read, the reference is read and written.
+    least = (steps.frames[0].nbytes + 8 * steps.frames[0].numel()) / memory
     for name, (low, middle, high) in times.items():
         yield {
             "bench": "scan", "subject": name, "positions": steps.positions, "batch": steps.batch,
             "vocabulary": steps.frames[0].shape[1], "sequence": steps.prompt + steps.positions,
             "dtype": str(steps.frames[0].dtype).removeprefix("torch."), "ms": [1e3 * low, 1e3 * middle, 1e3 * high],
-            "over_floor": middle / times["floor"][1], "baseline": "floor", **surroundings(),
+            "over_floor": middle / times["floor"][1], "baseline": "floor",
+            "over_memory": middle / least, "gigabytes_per_second": memory / 1e9, **surroundings(),
         }  # fmt: skip
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
     """A line a row."""
-    columns = ("subject", "batch x positions", "vocabulary", "logits", "ms p50 (p20…p80)", "over floor")
+    columns = ("subject", "batch x positions", "vocabulary", "logits", "ms p50 (p20…p80)", "over floor", "over memory")
     lines = [
         (
             row["subject"], f"{row['batch']} x {row['positions']}", f"{row['vocabulary']:,}", row["dtype"],
             f"{row['ms'][1]:.2f} ({row['ms'][0]:.2f}…{row['ms'][2]:.2f})", f"{row['over_floor']:.2f}x",
+            f"{row['over_memory']:.2f}x",
         )
         for row in rows
     ]  # fmt: skip

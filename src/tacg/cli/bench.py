@@ -46,15 +46,22 @@ def main(
 ) -> None:
     """Benchmarks: ratios against a baseline of the same run; rows are appended."""
     from tacg.bench import cache, decode, gate, load, memory, scan
-    from tacg.experiments.picture import draw_gain, draw_shares
+    from tacg.experiments.picture import draw_gain, draw_growth, draw_shares
 
     out = out or Path(f"runs/bench-{kind}")
     if kind == "scan":
-        rows = _collect(scan.measure(quick=quick), 5 if quick else 17, out)
-        present("A step outside the model", rows, scan.tables(rows), {}, out, as_json)
+        rows = _collect(scan.measure(quick=quick), 6 if quick else 24, out)
+        present(
+            "A step outside the model",
+            rows,
+            scan.tables(rows),
+            {} if quick else {"growth.png": draw_growth},
+            out,
+            as_json,
+        )
     elif kind == "gate":
         rows = _collect(gate.measure(quick=quick), 12 if quick else 15, out)
-        present("commit_step in your own loop", rows, gate.tables(rows), {}, out, as_json)
+        present("commit_step in your own loop", rows, gate.tables(rows), {"growth.png": draw_growth}, out, as_json)
     elif kind == "memory":
         rows = _collect(memory.measure(quick=quick), 3, out)
         present("What the reference takes", rows, memory.tables(rows), {}, out, as_json)

@@ -137,6 +137,27 @@ def draw_gain(rows: Sequence[Row], path: Path) -> Path:
     return _save(figure, panels, path, f"random weights, one row, {rows[0]['hardware']}")
 
 
+def draw_growth(rows: Sequence[Row], path: Path) -> Path:
+    """Milliseconds of each subject as one measure of the shape changes and the others stay as in the first row."""
+    names = [name for name in ("vocabulary", "positions", "batch", "prompt", "masked") if name in rows[0]]
+    varied = [name for name in names if len({row[name] for row in rows}) > 1]
+    figure, panels = _panels(varied)
+    colour = _colours(row["subject"] for row in rows)
+    for axis, panel in panels:
+        fixed = {name: rows[0][name] for name in (*names, "dtype") if name != axis and name in rows[0]}
+        mine = sorted((row for row in rows if row | fixed == row), key=lambda row: row[axis])
+        for subject in dict.fromkeys(row["subject"] for row in mine):
+            found = [row for row in mine if row["subject"] == subject]
+            if len(found) > 1:
+                spread = [[row["ms"][1] - row["ms"][0], row["ms"][2] - row["ms"][1]] for row in found]
+                xs, ys = [row[axis] for row in found], [row["ms"][1] for row in found]
+                panel.errorbar(xs, ys, list(zip(*spread, strict=True)), fmt="o-", color=colour[subject], label=subject)
+        panel.set(
+            title=f"over {axis}", xlabel=axis, ylabel="ms a step, p50 (p20 to p80)", xlim=(0, None), ylim=(0, None)
+        )
+    return _save(figure, panels, path, f"one thing varied at a time, {rows[0]['hardware']}")
+
+
 def draw_shares(rows: Sequence[Row], path: Path) -> Path:
     """Tokens a second by batch size, and where the time goes."""
     mine = [row for row in rows if "shares" in row]
