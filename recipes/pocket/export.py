@@ -25,6 +25,7 @@ def export(run: Path, out: Path) -> int:
         names = [key for key in file.keys() if key.startswith("ema/")]  # noqa: SIM118 (not a mapping)
         weights = {key.removeprefix("ema/"): file.get_tensor(key).to(torch.bfloat16) for key in names}
     save_file(weights, out / "model.safetensors", {"format": "pt", "step": step})
+    (out / "model.safetensors").chmod(0o644)  # it is written for its owner only
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(run / name, out / name)
     curve = {json.loads(line)["step"]: line for line in (run / "loss.jsonl").read_text("utf-8").splitlines()}
