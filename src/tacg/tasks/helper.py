@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class Helper:
     """One child. It starts with no descriptor but its pipes, in a session of its own, so that Ctrl-C is ours alone."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None, cwd: str | None = None) -> None:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            env=env, cwd="/", start_new_session=True, bufsize=0,
+            env=env, cwd=cwd, start_new_session=True, bufsize=0,
         )  # fmt: skip
 
     def hear(self, seconds: float) -> Any:

@@ -135,7 +135,7 @@ def _start(kind: tuple[Limits, str]) -> Helper:
     limits, isolation = kind
     python = getattr(sys, "_base_executable", "") or sys.executable  # a virtual environment's is only a link to it
     program = Path(__file__).with_name("keeper.py")
-    keeper = Helper([python, "-I", "-S", str(program), json.dumps(asdict(limits)), isolation], env={})
+    keeper = Helper([python, "-I", "-S", str(program), json.dumps(asdict(limits)), isolation], env={}, cwd="/")
     try:
         told = keeper.hear(PATIENCE)
     except (EOFError, TimeoutError):
