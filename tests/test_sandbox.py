@@ -104,7 +104,7 @@ def test_memory_is_bounded() -> None:
 
 def test_recursion_is_bounded() -> None:
     endless = "import sys\nsys.setrecursionlimit(10**9)\ndef f():\n    return f()"
-    assert returns(endless, Limits(cpu=1, wall=20, memory=64 << 20)).startswith(("MemoryError", "EOFError"))
+    assert run(Trial(endless, ("f()",)), Limits(cpu=1, wall=20, memory=64 << 20)).passed == (False,)
 
 
 def test_output_is_bounded() -> None:
