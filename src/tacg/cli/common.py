@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tacg.experiments.show import Table
     from tacg.knobs import Knob
     from tacg.llm import LLM
+    from tacg.tasks import Task
 
 
 DEFAULT_MODEL = "tiny"
@@ -28,6 +29,10 @@ Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, direct
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any knob of the policy or the decode; repeatable."),
+]
+Data = Annotated[Path | None, typer.Option(help="File of the set (gsm8k, math500, humaneval, mbpp); else downloaded.")]
+TaskKnobs = Annotated[
+    list[str] | None, typer.Option("--knob", "-k", metavar="NAME=VALUE", help="Any knob of the task; repeatable.")
 ]
 BatchSize = Annotated[int, typer.Option(help="Rows decoded together.", min=1)]
 Tasks = Annotated[list[str] | None, typer.Option("--task", "-t", help="Repeatable; default: all (`tacg tasks`).")]
@@ -62,6 +67,26 @@ def parse_value(policy_knobs: Mapping[str, Knob], pair: str) -> tuple[str, Any]:
     if name not in known:
         raise unknown("setting", name, [*known, "suppress"])
     return name, known[name].parse(value)
+
+
+def load_task(name: str, data: Path | None = None, pairs: Sequence[str] = ()) -> Task:
+    """A task with its knobs as typed: `name=value` words, and the file of a set."""
+    from tacg.tasks import benchmark_names, get_task
+
+    known: Mapping[str, Knob] = get_task(name).knobs()
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        knob, equals, value = pair.partition("=")
+        if not equals:
+            raise TacgError(f"A knob must be written name=value, got {pair!r}.")
+        if knob not in known:
+            raise unknown(f"knob of {name}", knob, known)
+        values[knob] = known[knob].parse(value)
+    if data is not None:
+        if "data" not in known:
+            raise TacgError(f"{name} is generated and takes no --data; {', '.join(benchmark_names())} do.")
+        values["data"] = str(data)
+    return get_task(name, **values)
 
 
 def shared_settings(policies: Sequence[str], pairs: Sequence[str]) -> dict[str, Any]:

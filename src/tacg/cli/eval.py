@@ -10,12 +10,15 @@ import typer
 from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
+    Data,
     Json,
     Model,
     Seed,
     Settings,
     Split,
+    TaskKnobs,
     load_model,
+    load_task,
     parse_settings,
     print_json,
     progress,
@@ -34,16 +37,22 @@ tacg eval --task pocket-sudoku --n 1 --watch
 
 tacg eval --task pocket-sudoku --policy confidence --set threshold=0.7 --json
 
-tacg eval --task pocket-code --policy schedule --split dev --out runs/code.jsonl"""
+tacg eval --task pocket-code --policy schedule --split dev --out runs/code.jsonl
+
+tacg eval --task gsm8k --data gsm8k_test.jsonl --policy tacg:llada/gsm8k --model ./LLaDA-8B-Instruct --limit 1319
+
+tacg eval --task mbpp --knob subset=all --knob protocol=lm-eval --model ./LLaDA2.0-mini"""
 
 
 def main(
     task: Annotated[str, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].")],
     policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
-    n: Annotated[int, typer.Option(help="Problems.", min=1)] = 100,
+    n: Annotated[int, typer.Option("--n", "--limit", help="Problems, at most.", min=1)] = 100,
     seed: Seed = 0,
     split: Split = "test",
     model: Model = DEFAULT_MODEL,
+    data: Data = None,
+    knob: TaskKnobs = None,
     setting: Settings = None,
     batch_size: BatchSize = 32,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the first problem resolving.")] = False,
@@ -55,9 +64,8 @@ def main(
     from tacg.experiments.evaluate import evaluate
     from tacg.experiments.rows import write_rows
     from tacg.experiments.show import provenance
-    from tacg.tasks import get_task
 
-    chosen, settings = get_task(task), parse_settings(policy, setting or [])
+    chosen, settings = load_task(task, data, knob or []), parse_settings(policy, setting or [])
     llm = load_model(model)
     if watch:
         _watch_first(llm, chosen, policy, seed, split, settings)
@@ -81,7 +89,7 @@ def _watch_first(llm: LLM, task: Task, policy: str, seed: int, split: str, setti
 
     (problem,) = task.problems(split, 1, seed)
     typer.secho(f"\n{problem.prompt}\n", bold=True, err=True)
-    output = watch_one(llm, problem.prompt, policy, None, settings_of(task, policy, settings), delay=0.05)
+    output = watch_one(llm, problem.asked, policy, None, settings_of(task, policy, settings), delay=0.05)
     right = task.grade(problem, output.text).correct
     verdict = "right" if right else f"wrong, expected:\n{problem.answer}"
     typer.secho(

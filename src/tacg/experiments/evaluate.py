@@ -37,6 +37,7 @@ class Item:
     tokens: int
     text: str
     commit_steps: tuple[int, ...]
+    strict: bool | None = None
 
     @property
     def tpf(self) -> float:
@@ -64,9 +65,10 @@ def evaluate(
     settings: dict[str, Any] | None = None,
     on_item: Callable[[Item], None] | None = None,
 ) -> Evaluation:
-    """Decode `n` problems in batches and grade them. Settings go to the policy or the decode (see `settings_of`)."""
+    """Decode `n` problems, or as many as there are, and grade them. Settings are the policy's or the decode's."""
     settings = settings_of(task, policy, settings or {})
     problems = list(task.problems(split, n, seed))
+    prompts: list[Any] = [problem.asked for problem in problems]
     graded: dict[int, Item] = {}
     began = time.perf_counter()
     with ThreadPoolExecutor(max_workers=2) as pool:  # grading may run programs; decoding goes on meanwhile
@@ -75,20 +77,20 @@ def evaluate(
             grade = task.grade(problems[number], output.text)
             graded[number] = Item(
                 problems[number].id, grade.correct, grade.score, output.steps, output.forwards, len(output.tokens),
-                output.text, tuple(commit.step for commit in output.commits),
+                output.text, tuple(commit.step for commit in output.commits), grade.strict,
             )  # fmt: skip
             if on_item is not None:
                 on_item(graded[number])
 
         jobs = []
         llm.generate(
-            [problem.prompt for problem in problems], policy, batch_size=batch_size,
+            prompts, policy, batch_size=batch_size,
             on_output=lambda number, output: jobs.append(pool.submit(judge, number, output)), **settings,
         )  # fmt: skip
         decoded = time.perf_counter() - began
         for job in jobs:
             job.result()
-    items = tuple(graded[number] for number in range(n))
+    items = tuple(graded[number] for number in range(len(problems)))
     label = resolve(policy, settings)[0].label
     facts = {"split": split, "batch_size": batch_size, "settings": settings, "dtype": dtype_of(llm)}
     return Evaluation(items, summary(items, task.name, llm.model.spec.name, label, seed, decoded) | facts)
@@ -97,10 +99,12 @@ def evaluate(
 def settings_of(task: Task, policy: str | Policy, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a task is decoded with: what is said wins over the task's lengths, these over what a preset says.
 
+    For the paper's own sets the preset wins over the task: it has the lengths that were published for them.
     Rows fill the whole answer (`early_stop=False`) unless told otherwise: that is how the paper counts tokens.
     """
     preset = find_preset(*policy.split(":", 1))["decode"] if isinstance(policy, str) and ":" in policy else {}
-    return {"early_stop": False, **preset, **task.decode, **settings}
+    lengths = {**preset, **task.decode} if task.fixed else {**task.decode, **preset}
+    return {"early_stop": False, **lengths, **settings}
 
 
 def summary(items: tuple[Item, ...], task: str, model: str, policy: str, seed: int, seconds: float) -> dict[str, Any]:
@@ -115,6 +119,7 @@ def summary(items: tuple[Item, ...], task: str, model: str, policy: str, seed: i
         "seed": seed,
         "accuracy": hits / n,
         "accuracy_ci": list(wilson(hits, n)),
+        **strict_accuracy(items),
         "score": sum(item.score for item in items) / n,
         "steps": sum(item.steps for item in items) / n,
         "tpf": sum(item.tpf for item in items) / n,
@@ -124,6 +129,12 @@ def summary(items: tuple[Item, ...], task: str, model: str, policy: str, seed: i
         "tokens_per_second": tokens / seconds,
         **surroundings(),
     }
+
+
+def strict_accuracy(items: tuple[Item, ...]) -> dict[str, float]:
+    """What the released code would report, for the sets that it reports on."""
+    strict = [item.strict for item in items if item.strict is not None]
+    return {"accuracy_strict": sum(strict) / len(strict)} if strict else {}
 
 
 def dtype_of(llm: LLM) -> str:
