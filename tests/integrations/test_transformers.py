@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +85,19 @@ def test_without_generate_it_can_be_called_directly(twins: tuple[tacg.LLM, Any])
     assert out[0].tolist() == prompt + list(expected.tokens)
 
 
-def test_published_layout(twins: tuple[tacg.LLM, Any]) -> None:
+def test_published_layout(twins: tuple[tacg.LLM, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path))
+    monkeypatch.setattr("sys.path", [*sys.path])
     ours, theirs = twins
     layout = Path(__file__).parents[2] / "recipes" / "transformers"
     prompt = ours.encode("Hello", chat=False)
     ids = torch.tensor([prompt])
     said = io.StringIO()
     ask = {"max_new_tokens": 12, "settings": {"early_stop": False}}
-    theirs_ = theirs.generate(
+    published = theirs.generate(
         ids, custom_generate=str(layout), trust_remote_code=True, streamer=DraftStreamer(ours.tokenizer, said), **ask
     )
-    assert theirs_.tolist() == theirs.generate(ids, custom_generate=tacg_generate, **ask).tolist()
+    assert published.tolist() == theirs.generate(ids, custom_generate=tacg_generate, **ask).tolist()
     assert "\033[2m" in said.getvalue(), "drafts were shown"
 
 

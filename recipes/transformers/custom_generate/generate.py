@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from tacg.integrations.transformers import tacg_generate
 from transformers import GenerationMixin
+
+from tacg.integrations.transformers import tacg_generate
 
 
 def generate(model: Any, streamer: Any = None, **named: Any) -> Any:
