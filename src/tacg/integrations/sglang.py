@@ -56,8 +56,9 @@ class Algorithm:
 
     def init_step_state(self, forward_batch: Any) -> list[Block]:
         """One neutral trajectory each. A request's random numbers follow from its id and the place of the block."""
-        starts = forward_batch.positions.view(forward_batch.batch_size, -1)[:, 0].tolist()
-        names = forward_batch.rids or [""] * forward_batch.batch_size
+        count = forward_batch.batch_size
+        starts = forward_batch.positions[:: self.block_size][:count].tolist()
+        names = forward_batch.rids or [""] * count
         return [Block(stable_seed(self.settings.seed, *each)) for each in zip(names, starts, strict=True)]
 
     def step(self, forward_batch: Any, full_logits: Tensor, states: list[Block]) -> list[bool]:
