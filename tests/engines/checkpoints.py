@@ -16,9 +16,9 @@ LLADA2_MASK, SDAR_MASK = 156895, 151669
 def llada2(directory: Path) -> tuple[Path, Path]:
     """A tiny LLaDA2 for us, and the same weights with the config.json that SGLang reads without remote code."""
     ours = write_checkpoint(
-        directory / "ours", family="llada2", seed=7, liveliness=12.0, vocab_size=157184, mask_token_id=LLADA2_MASK,
+        directory / "ours", family="llada2", seed=7, liveliness=5.0, vocab_size=157184, mask_token_id=LLADA2_MASK,
         eos_token_id=156892, num_hidden_layers=2, num_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1,
-        rope_theta=10000.0,
+        rope_theta=10000.0, routed_scaling_factor=1.0,  # SGLang leaves the factor out on a CPU
     )  # fmt: skip
     theirs = directory / "theirs"
     theirs.mkdir()
@@ -67,7 +67,7 @@ def sdar(directory: Path) -> Path:
     queries, keys = shape["num_attention_heads"] * head, shape["num_key_value_heads"] * head
     weights = {
         "model.embed_tokens.weight": table(shape["vocab_size"], width, scale=1.0),
-        "lm_head.weight": table(shape["vocab_size"], width, scale=1.5),
+        "lm_head.weight": table(shape["vocab_size"], width, scale=0.6),
         "model.norm.weight": torch.ones(width),
     }
     matrices = {

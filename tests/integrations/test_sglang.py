@@ -240,6 +240,23 @@ def test_aborted_requests_give_their_seat_back(sglang_release: str) -> None:
     assert sorted(made.blocks.free) == list(range(len(made.blocks.turns)))
 
 
+@pytest.mark.parametrize("config", [{"tau_floor": 0.1, "support_lambda": 5.0}, CONFIGS["klass"]], ids=["tacg", "klass"])
+def test_the_next_one_on_a_seat_starts_anew(sglang_release: str, config: dict[str, Any]) -> None:
+    def rounds(made: Any, row: Tensor, name: str, count: int) -> list[list[int]]:
+        batch, states, seen = batch_of([row.clone()], [name]), None, []
+        for _ in range(count):
+            *_, states, _ = made.run(Runner(), batch, states)
+            seen.append(batch.input_ids.tolist())
+        return seen
+
+    used = algorithm(config)
+    for seed in range(10):
+        first, second = (some_rows(1, seed)[0], some_rows(3, seed)[2])
+        rounds(used, first, "a", 3)  # then it is aborted
+        assert rounds(used, second, "b", BLOCK) == rounds(algorithm(config), second, "b", BLOCK)
+    assert len(used.blocks.turns) == 1, "it was the same seat all the time"
+
+
 def test_unusable_logits_end_one_request_only(
     sglang_release: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
