@@ -11,7 +11,7 @@ OUT ?= src/tacg/models/pocket
 FLAGS ?=
 JEMALLOC ?= $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2 /usr/lib/libjemalloc.so.2 /usr/lib64/libjemalloc.so.2))
 
-.PHONY: demo test lint format setup pocket clean
+.PHONY: demo test test-engines lint format setup pocket clean
 
 demo: .venv/run.stamp  ## watch a diffusion language model at work on a sudoku, then put four decoders side by side
 	$(BIN)/tacg eval --task pocket-sudoku --policy tacg --n 1 --watch
@@ -19,6 +19,10 @@ demo: .venv/run.stamp  ## watch a diffusion language model at work on a sudoku, 
 
 test: .venv/dev.stamp  ## the whole suite, the proofs that the gate is the paper's included
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+test-engines: .venv/dev.stamp .venv-sglang/stamp  ## the real SGLang on a CPU with the plug-in (an environment of 3 GB)
+	.venv-sglang/bin/python -m pip install --quiet --force-reinstall --no-deps .
+	OMP_NUM_THREADS=1 TACG_SGLANG_PYTHON=$(CURDIR)/.venv-sglang/bin/python $(BIN)/python -m pytest tests/engines
 
 lint: .venv/dev.stamp  ## style, format and types
 	$(BIN)/ruff check .
@@ -38,11 +42,17 @@ pocket: .venv/run.stamp  ## train the built-in model from nothing; goes on where
 setup: .venv/dev.stamp  ## everything a developer needs
 
 clean:
-	rm -rf .venv dist build
+	rm -rf .venv .venv-sglang dist build
 
 .venv/run.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) --editable '.[plots]'
+	@touch $@
+
+.venv-sglang/stamp: tests/engines/requirements.txt
+	$(PYTHON) -m venv .venv-sglang
+	.venv-sglang/bin/python -m pip install --quiet --requirement tests/engines/requirements.txt
+	.venv-sglang/bin/python -m pip install --quiet --no-deps sglang==0.5.23
 	@touch $@
 
 .venv/dev.stamp: .venv/run.stamp

@@ -19,7 +19,7 @@ FLOORS = [
     ["engine", "tasks"],
     ["llm"],
     ["experiments", "trace"],
-    ["serve"],
+    ["serve", "integrations"],
     ["bench"],
     ["cli"],
 ]

@@ -14,10 +14,12 @@ from torch.nn import functional as F
 
 from tacg.cache import Cache, resolve_mode, window
 from tacg.engine.events import Proposal, Step
+from tacg.engine.progress import REASONS, reasons
 from tacg.engine.sampling import propose
 from tacg.models.base import Span
+from tacg.policies.state import joined, restart
 from tacg.scan import Hidden, Look, Memory, lowest, observe
-from tacg.types import Commit, Decision, Output, Reason, Signals, top
+from tacg.types import Commit, Decision, Output, Signals
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,9 +29,6 @@ if TYPE_CHECKING:
     from tacg.engine.request import Decode, Request
     from tacg.models.base import ModelSpec
     from tacg.policies import Policy, State
-
-
-REASONS = [reason.name.lower() for reason in Reason]
 
 
 @dataclass(slots=True)
@@ -104,7 +103,7 @@ class Lane:
         slot = row.slot = self.rows.index(None)
         self.rows[slot] = row
         row.cache = Cache(len(row.prompt) + self.decode.gen_length) if self.mode != "none" else None
-        _restart(self.state, slot, self.policy.start(1, self.width, self.device))
+        restart(self.state, slot, self.policy.start(1, self.width, self.device))
         missing = len(row.prompt) + self.decode.gen_length - self.canvas.shape[1]
         if missing > 0:
             self.canvas = F.pad(self.canvas, (missing, 0))
@@ -128,7 +127,7 @@ class Lane:
         more = slots - len(self.rows)
         self.rows += [None] * more
         self.memory.grow(slots)
-        self.state = _joined(self.state, self.policy.start(more, self.width, self.device))
+        self.state = joined(self.state, self.policy.start(more, self.width, self.device))
         for name in ("canvas", "masked", "step"):
             board = getattr(self, name)
             setattr(self, name, torch.cat([board, board.new_zeros(more, *board.shape[1:])]))
@@ -213,13 +212,7 @@ class Lane:
         """Write the canvas: what was decided, and as much more by rank as the step budget asks for. The history of
         what is still masked moves on.
         """
-        base = decision.base & signals.eligible
-        taken = base if decision.extra is None else base | (decision.extra & signals.eligible)
-        goal = signals.owed() if decision.pace is None else decision.pace.clamp(min=1)
-        goal = torch.where(signals.step + 1 >= signals.steps, self.width, goal)  # the last step takes all that is left
-        late = top(decision.rank, signals.eligible & ~taken, goal - taken.sum(dim=1))
-        # In the order of `Reason`: 1 base, 2 extra, 3 fallback.
-        reason = 2 * taken.long() - base.long() + 3 * late.long()
+        reason = reasons(signals, decision)
         slot, offset = reason.nonzero(as_tuple=True)
         column, token = columns[slot, offset], signals.token[slot, offset]
         self.canvas[slot, column + (self.canvas.shape[1] - self.decode.gen_length)] = token
@@ -315,20 +308,3 @@ def lane_key(request: Request, spec: ModelSpec) -> tuple[Policy, Decode, int]:
     """Rows with equal keys share a lane: everything but prompt and seed, and where the prompt ends on a block grid."""
     offset = 0 if spec.block is None else len(request.prompt) % spec.block
     return request.policy, replace(request.decode, seed=0), offset
-
-
-def _restart(state: State, slot: int, fresh: State) -> None:
-    """Overwrite one row of a state."""
-    for name, value in state.items():
-        if isinstance(value, dict):
-            _restart(value, slot, fresh[name])
-        else:
-            value[slot] = fresh[name][0]
-
-
-def _joined(state: State, more: State) -> State:
-    """Two states, one below the other."""
-    return {
-        name: _joined(value, more[name]) if isinstance(value, dict) else torch.cat([value, more[name]])
-        for name, value in state.items()
-    }

@@ -146,8 +146,8 @@ class Look:
         first, own = self.first[chosen], self.found["confidence"][chosen]
         return {"reference": torch.where(first, own, before), "readout": torch.where(first, own, readout)}
 
-    def follow(self, kept: Tensor | None = None) -> None:
-        """Move the history on by one step, where `kept` (bool [P]); all else is forgotten."""
+    def follow(self, kept: Tensor | None = None, among: Tensor | None = None) -> None:
+        """Move the history on by one step, where `kept` (bool [P]); all else (of the slots `among`) is forgotten."""
         mine = None if kept is None else kept.nonzero().squeeze(1)
         slots = self.slots if mine is None else self.slots[mine]
         if self.needs.contrast is not None and len(slots) and not self.fused and self.undo is None:
@@ -157,7 +157,7 @@ class Look:
             store = self.memory.store("reference", values)
             rows = rows if mine is None else rows[mine]
             self.backend.follow(store, slots, values, rows, offset, first, self.needs.contrast.beta)
-        self.memory.saw(slots)
+        self.memory.saw(slots, among)
 
 
 def _decay_to_undo(backend: Any, needs: Needs, memory: Memory) -> float | None:

@@ -50,9 +50,10 @@ class Memory:
         """End the trajectories of a row: it left, or moved to another block."""
         self.seen[row * self.width : (row + 1) * self.width] = False
 
-    def saw(self, slots: Tensor) -> None:
-        """Note whose trajectories go on; every other one has ended."""
-        before, self.seen = self.seen, torch.zeros_like(self.seen)
+    def saw(self, slots: Tensor, among: Tensor | None = None) -> None:
+        """Note whose trajectories go on; every other one (of the slots `among`, if given) has ended."""
+        before = self.seen
+        self.seen = torch.zeros_like(before) if among is None else before.index_fill(0, among, False)
         self.seen[slots] = True
         for store in (self.reference, self.previous):
             if store is not None and store.device.type == "cpu" and store[0].nbytes >= WORTHWHILE:

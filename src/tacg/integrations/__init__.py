@@ -1,0 +1,1 @@
+"""TACG inside other people's engines: SGLang, transformers, dInfer. Which one to take: docs/engines.md."""

@@ -1,0 +1,1 @@
+"""Stands in for vLLM, of whose kernels SGLang wants one on a CPU."""
