@@ -315,6 +315,11 @@ def test_weaker_isolation_than_asked_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TACG_ISOLATION", "procss")
     with pytest.raises(TacgError, match="Did you mean 'process'"):
         run(Trial("", ("f()",)))
+    monkeypatch.delenv("TACG_ISOLATION")
+    with pytest.raises(TacgError, match="needs isolation 'namespaces'"):
+        run(Trial("", ("f()",)))
+    content = run(Trial("def f():\n    return 1", ("assert f() == 1",)), least="process")
+    assert content.passed == (True,)
 
 
 @pytest.mark.parametrize("answer", ["def f(x):\n    return x", "import os\nos._exit(0)", "while True:\n    pass"])

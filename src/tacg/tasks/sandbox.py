@@ -10,8 +10,9 @@ process     Elsewhere: a process of its own with the same limits and no environm
             its user can read and reach the network; as root it becomes nobody first.
 none        No POSIX: nothing is run.
 
-Model-written code is run with `namespaces` or not at all, unless the owner of the machine says otherwise:
-TACG_ISOLATION=process.
+Model-written code is run with `namespaces` or not at all, unless the owner of the machine says otherwise,
+TACG_ISOLATION=process, or a task does: pocket-code, which is there to try decoders anywhere with the built-in model, is
+content with `process` where there is no more.
 
 On either level the verdict is out of the answer's reach: tests run in another process (`keeper.py`), and all that
 an answer can do is return plain data. Hence also what tests cannot see: a change that an answer makes to its arguments,
@@ -37,6 +38,7 @@ LEVELS = {
     "process": "limits on time, memory, files and processes only; it can read files and reach the network",
     "none": "model-written code cannot be run here",
 }
+ASKED = "TACG_ISOLATION"
 PATIENCE = 30  # seconds a keeper may take beyond a job's time before we give it up
 
 
@@ -87,21 +89,25 @@ class Verdict:
         return sum(self.passed) / len(self.passed)
 
 
-def run(trial: Trial, limits: Limits | None = None) -> Verdict:
-    """Try an answer. Raises if this machine cannot isolate it as asked; a bad answer never raises."""
+def run(trial: Trial, limits: Limits | None = None, least: str = "namespaces") -> Verdict:
+    """Try an answer. Raises if this machine cannot isolate it as asked; a bad answer never raises.
+
+    least  the weakest isolation that will do; the best there is is used
+    """
     limits = limits or Limits()
-    refuse_weaker(wanted())
-    with _keepers.borrow((limits, wanted())) as keeper:
+    asked = wanted(least)
+    refuse_weaker(asked)
+    with _keepers.borrow((limits, asked if ASKED in os.environ else level())) as keeper:
         told = keeper.ask(asdict(trial), limits.wall + PATIENCE)
     passed = told["passed"] or [False] * len(trial.tests)
     return Verdict(tuple(bool(each) for each in passed), str(told["why"]))
 
 
-def wanted() -> str:
-    """The isolation that is asked for."""
-    name = os.environ.get("TACG_ISOLATION", "namespaces")
+def wanted(least: str = "namespaces") -> str:
+    """The isolation that is asked for: by the owner of the machine, else by the task."""
+    name = os.environ.get(ASKED, least)
     if name not in ("namespaces", "process"):
-        raise unknown("isolation in TACG_ISOLATION", name, ("namespaces", "process"))
+        raise unknown(f"isolation in {ASKED}", name, ("namespaces", "process"))
     return name
 
 
