@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,11 @@ class Tokenizer:
         self.chat_template: str | None = (
             template.read_text(encoding="utf-8") if template.is_file() else _plain(self.config.get("chat_template"))
         )
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """Tells tokenizers apart, and their chat templates."""
+        return hashlib.sha256(f"{self._backend.to_str()}{self.chat_template}".encode()).hexdigest()[:12]
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text. Special tokens written in the text become their ids; none are added."""

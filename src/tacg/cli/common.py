@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tacg.experiments.show import Table
     from tacg.knobs import Knob
     from tacg.llm import LLM
+    from tacg.tasks import Task
 
 
 DEFAULT_MODEL = "tiny"
@@ -29,6 +30,10 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any knob of the policy or the decode; repeatable."),
 ]
+TaskKnobs = Annotated[
+    list[str] | None, typer.Option("--with", metavar="NAME=VALUE", help="A knob of the task; repeatable.")
+]
+Data = Annotated[Path | None, typer.Option(help="The task's data, for tasks that are read from a file.")]
 BatchSize = Annotated[int, typer.Option(help="Rows decoded together.", min=1)]
 Tasks = Annotated[list[str] | None, typer.Option("--task", "-t", help="Repeatable; default: all (`tacg tasks`).")]
 N = Annotated[int, typer.Option(help="Problems a task.", min=1)]
@@ -38,6 +43,8 @@ Out = Annotated[
 Quick = Annotated[bool, typer.Option("--quick", help="A glance: few problems, few points.")]
 Seed = Annotated[int, typer.Option(help="Which problems.", min=0)]
 Split = Annotated[str, typer.Option(help="train, dev or test.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, …")]
 Json = Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.")]
 
 
@@ -61,6 +68,26 @@ def parse_value(policy_knobs: Mapping[str, Knob], pair: str) -> tuple[str, Any]:
         return name, tuple(_id(word) for word in value.split(","))
     if name not in known:
         raise unknown("setting", name, [*known, "suppress"])
+    return name, known[name].parse(value)
+
+
+def make_task(name: str, pairs: Iterable[str] = (), data: Path | None = None) -> Task:
+    """A task with its knobs turned: `name=value` words, and the file of its data."""
+    from tacg.knobs import Knobs
+    from tacg.tasks import get_task
+
+    plain = get_task(name)
+    known = plain.knobs() if isinstance(plain, Knobs) else {}
+    words = [*pairs, *([f"data={data}"] if data is not None else [])]
+    return get_task(name, **dict(_task_knob(name, known, word) for word in words))
+
+
+def _task_knob(task: str, known: Mapping[str, Knob], pair: str) -> tuple[str, Any]:
+    name, equals, value = pair.partition("=")
+    if not equals:
+        raise TacgError(f"A knob of a task must be written name=value, got {pair!r}.")
+    if name not in known:
+        raise unknown(f"knob of task `{task}`", name, known)
     return name, known[name].parse(value)
 
 
@@ -97,19 +124,21 @@ def load_model(name: str, *, dtype: str = "float32", device: str = "cpu") -> LLM
 
 @contextlib.contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
-    """A bar on stderr with the running accuracy; call what it gives with each item's correctness."""
+    """A bar on stderr with the running accuracy; call what it gives with each item's correctness and, if known, TPF."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=total)
-        seen: dict[str, list[bool]] = {}
+        seen: dict[str, list[tuple[bool, float | None]]] = {}
 
-        def tick(part: str, correct: bool) -> None:
-            seen.setdefault(part, []).append(correct)
-            share = 100 * sum(seen[part]) / len(seen[part])
-            bar.update(task, advance=1, description=f"{part} · {share:.0f} % right")
+        def tick(part: str, correct: bool, tpf: float | None = None) -> None:
+            seen.setdefault(part, []).append((correct, tpf))
+            share = 100 * sum(right for right, _ in seen[part]) / len(seen[part])
+            paces = [each for _, each in seen[part] if each is not None]
+            pace = f" · {sum(paces) / len(paces):.2f} TPF" if paces else ""
+            bar.update(task, advance=1, description=f"{part} · {share:.0f} % right{pace}")
 
         yield tick
 

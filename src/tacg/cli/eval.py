@@ -10,17 +10,23 @@ import typer
 from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
+    Data,
+    Device,
+    Dtype,
     Json,
     Model,
     Seed,
     Settings,
     Split,
+    TaskKnobs,
     load_model,
+    make_task,
     parse_settings,
     print_json,
     progress,
     show_tables,
 )
+from tacg.errors import TacgError
 
 if TYPE_CHECKING:
     from tacg.llm import LLM
@@ -34,7 +40,11 @@ tacg eval --task pocket-sudoku --n 1 --watch
 
 tacg eval --task pocket-sudoku --policy confidence --set threshold=0.7 --json
 
-tacg eval --task pocket-code --policy schedule --split dev --out runs/code.jsonl"""
+tacg eval --task pocket-code --policy schedule --out runs/code.jsonl      a row an item, kept as soon as it is graded
+
+tacg eval --task pocket-code --policy schedule --out runs/code.jsonl --resume      goes on after Ctrl-C or worse
+
+tacg table runs/*.jsonl --format latex"""
 
 
 def main(
@@ -45,29 +55,39 @@ def main(
     split: Split = "test",
     model: Model = DEFAULT_MODEL,
     setting: Settings = None,
+    knobs: TaskKnobs = None,
+    data: Data = None,
     batch_size: BatchSize = 32,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the first problem resolving.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Append the row to this JSONL file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Results file: a header, then a row an item.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the results file.")] = False,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
     """Grade a policy on a task."""
     from tacg.experiments.compare import tables
     from tacg.experiments.evaluate import evaluate
-    from tacg.experiments.rows import write_rows
     from tacg.experiments.show import provenance
-    from tacg.tasks import get_task
 
-    chosen, settings = get_task(task), parse_settings(policy, setting or [])
-    llm = load_model(model)
+    if resume and out is None:
+        raise TacgError("--resume goes on with a results file: say which, --out FILE.")
+    chosen, settings = make_task(task, knobs or (), data), parse_settings(policy, setting or [])
+    llm = load_model(model, dtype=dtype, device=device)
     if watch:
         _watch_first(llm, chosen, policy, seed, split, settings)
-    with progress(f"{task} · {policy}", n) as tick:
-        row = evaluate(
-            llm, chosen, policy, n=n, seed=seed, split=split, batch_size=batch_size, settings=settings,
-            on_item=lambda item: tick(f"{task} · {policy}", item.correct),
-        ).row  # fmt: skip
-    if out is not None:
-        write_rows(out, [row])
+    title = f"{task} · {policy}"
+    try:
+        with progress(title, n) as tick:
+            row = evaluate(
+                llm, chosen, policy, n=n, seed=seed, split=split, batch_size=batch_size, settings=settings,
+                on_item=lambda item: tick(title, item.correct, item.tpf), out=out, resume=resume,
+            ).row  # fmt: skip
+    except KeyboardInterrupt:
+        if out is None:
+            raise
+        typer.secho(f"stopped; what was graded is in {out}: the same command with --resume goes on", err=True)
+        raise typer.Exit(130) from None
     if as_json:
         print_json(row)
     else:
