@@ -15,7 +15,6 @@ import numpy as np
 
 from tacg.engine.events import Finished, Step
 from tacg.experiments.evaluate import settings_of, surroundings
-from tacg.experiments.grid import Sample, Tick
 from tacg.experiments.rows import Ledger, Row, key_of
 from tacg.experiments.show import Table
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from tacg.experiments.grid import Sample, Tick
     from tacg.llm import LLM
     from tacg.policies.probe import Probe
     from tacg.tasks import Task

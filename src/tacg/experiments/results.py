@@ -138,7 +138,7 @@ def _differences(there: Any, here: Any, name: str = "") -> Iterator[tuple[str, A
 
 
 def _read(file: BinaryIO, path: Path, *, mend: bool = False) -> tuple[Row | None, dict[int, Item]]:
-    """Header and items. What stands after the last whole row is what a crash left: not read, and with `mend` cut off."""
+    """Header and items. What a crash left after the last whole row is not read, and with `mend` cut off."""
     file.seek(0)
     content = file.read()
     whole = content.rfind(b"\n") + 1

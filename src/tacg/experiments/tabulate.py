@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-
 from tacg.errors import TacgError
 from tacg.experiments.evaluate import summary
 from tacg.experiments.grid import by_item, paired
