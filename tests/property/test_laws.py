@@ -228,7 +228,7 @@ CONTEXT = {
     "allow_empty": {"tau_escape": 2.0, "m": 1},
     "w": {"support_lambda": 2.0},
     "beta": {"support_lambda": 2.0},
-    "tau_floor": {"m_extra": 1},
+    "tau_floor": {"m_extra": 1, "m": 1},
     "k_ratio": {"k_extra": 4, "m_extra": 1},
     "rejoin": {"threshold": 0.3, "m_base": 4, "m_extra": 1, "tau_escape": 2.0},
     "last_time": {"pace": "linspace", "steps": 6},
