@@ -1,4 +1,4 @@
-"""Problems: reproducible, disjoint between splits, gradable; and a sandbox that contains accidents."""
+"""Problems: reproducible, disjoint between splits, gradable. The sandbox has tests of its own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import pytest
 
 from tacg import TacgError
 from tacg.tasks import get_task, task_names
-from tacg.tasks.pocket_code import inputs, reference_outputs
+from tacg.tasks.pocket_code import agreement, inputs, reference_outputs
 from tacg.tasks.pocket_sudoku import solved_by_elimination
-from tacg.tasks.sandbox import run_tests
 
 POCKET = ["pocket-code", "pocket-math", "pocket-sudoku"]
 
@@ -118,11 +117,10 @@ INPUTS = [[], [1], [1, 2, 3]]
         ("print('1.0')\ndef f(xs):\n    print('1.0' * 10000)\n    return sum(xs)", 1.0),
         ("import os\nos.write(1, b'1.0')\nos._exit(0)", 0.0),
         ("raise SystemExit(0)", 0.0),
-        ("def f(xs):\n    while True:\n        pass", 0.0),
         ("def f(xs):\n    return [0] * 10**10", 0.0),
         ("import sys\nsys.setrecursionlimit(10**9)\ndef f(xs):\n    return f(xs)", 0.0),
         ("def f(xs):\n    return __import__('os').environ['HOME']", 0.0),
     ],
 )
-def test_the_sandbox_judges_and_contains(answer: str, share: float) -> None:
-    assert run_tests(answer, REFERENCE, "f", INPUTS) == pytest.approx(share)
+def test_pocket_code_is_graded_by_agreement(answer: str, share: float) -> None:
+    assert agreement(answer, REFERENCE, "f", INPUTS) == pytest.approx(share)

@@ -32,6 +32,7 @@ def main(
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name in ("tacg", "python", "platform", "device", "threads", "cores"):
         table.add_row(f"[dim]{name}[/dim]", str(found[name]))
+    table.add_row("[dim]sandbox[/dim]", _sandbox(found["sandbox"]))
     for name, version in found["packages"].items():
         table.add_row(f"[dim]{name}[/dim]", version or "[red]missing[/red]: pip install tacg")
     for extra, missing in found["extras"].items():
@@ -44,10 +45,19 @@ def main(
     Console().print(table, highlight=False)
 
 
+def _sandbox(found: dict[str, str]) -> str:
+    colour = {"namespaces": "green", "process": "yellow", "none": "red"}[found["level"]]
+    why = f" ({found['why']})" if found["why"] else ""
+    return f"[{colour}]{found['level']}[/{colour}]: {found['means']}{why}"
+
+
 def examine() -> dict[str, Any]:
     """The facts, as plain data."""
     import torch
 
+    from tacg.tasks import sandbox
+
+    level, why = sandbox.probe()
     core, extras = _requirements()
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return {
@@ -57,6 +67,7 @@ def examine() -> dict[str, Any]:
         "device": device,
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
+        "sandbox": {"level": level, "means": sandbox.LEVELS[level], "why": why},
         "packages": {name: _version(name) for name in core},
         "extras": {extra: [name for name in names if _version(name) is None] for extra, names in extras.items()},
     }

@@ -22,6 +22,7 @@ class Problem:
 
     id      unique within its task
     prompt  what the model is asked
+    system  what it is told first, if anything
     answer  a reference answer, one of many that the grader accepts
     data    what the grader needs
     """
@@ -30,14 +31,25 @@ class Problem:
     prompt: str
     answer: str
     data: Mapping[str, Any] = field(default_factory=dict)
+    system: str = ""
+
+    @property
+    def asked(self) -> str | list[dict[str, str]]:
+        """What `LLM.generate` takes: the prompt, or a conversation if the model is told something first."""
+        told = [{"role": "system", "content": self.system}, {"role": "user", "content": self.prompt}]
+        return told if self.system else self.prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """Whether an answer is right; `score` is the share that is, where a part can be."""
+    """Whether an answer is right; `score` is the share that is, where a part can be.
+
+    `strict` is what the paper's released code makes of it, for the sets that the paper reports on.
+    """
 
     correct: bool
     score: float
+    strict: bool | None = None
 
 
 class Task:
@@ -45,9 +57,11 @@ class Task:
 
     name    what users type
     decode  gen_length and block_length that suit its answers
+    fixed   whether these hold whatever a preset says: a preset's lengths were published for other tasks
     """
 
     name: ClassVar[str]
+    fixed: ClassVar[bool] = True
 
     @property
     def decode(self) -> Mapping[str, int]:
@@ -92,15 +106,29 @@ _TASKS = {
 }
 
 
+_BENCHMARKS = {
+    "gsm8k": "tacg.tasks.gsm8k:GSM8K",
+    "math500": "tacg.tasks.math500:Math500",
+    "humaneval": "tacg.tasks.humaneval:HumanEval",
+    "mbpp": "tacg.tasks.mbpp:MBPP",
+}
+
+
 def task_names() -> list[str]:
-    """Every task there is."""
+    """Every task that is generated, and so needs nothing."""
     return sorted(_TASKS)
 
 
+def benchmark_names() -> list[str]:
+    """The paper's sets: each is read from a file, or downloaded."""
+    return list(_BENCHMARKS)
+
+
 def get_task(name: str, **knobs: Any) -> Task:
-    """A task by name; its knobs set the difficulty."""
-    if name not in _TASKS:
-        raise unknown("task", name, _TASKS)
-    module, _, attribute = _TASKS[name].partition(":")
-    made: Task = getattr(importlib.import_module(module), attribute)(**knobs)
+    """A task by name; its knobs set the difficulty, or where a set is and how it is asked."""
+    known = _TASKS | _BENCHMARKS
+    if name not in known:
+        raise unknown("task", name, known)
+    module, _, attribute = known[name].partition(":")
+    made: Task = getattr(importlib.import_module(module), attribute)().turn(**knobs)
     return made

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.knobs import Knobs, knob
 from tacg.tasks.base import Grade, Problem, Task
-from tacg.tasks.sandbox import run_tests
+from tacg.tasks.sandbox import Trial, run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,8 +91,17 @@ class PocketCode(Knobs, Task):
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Run hidden tests: the function must agree with the reference on every input."""
-        passed = run_tests(answer, problem.data["reference"], problem.data["function"], inputs(problem.data["seed"]))
-        return Grade(passed == 1.0, passed)
+        data = problem.data
+        share = agreement(answer, data["reference"], data["function"], inputs(data["seed"]))
+        return Grade(share == 1.0, share)
+
+
+def agreement(answer: str, reference: str, function: str, tried: list[list[int]]) -> float:
+    """The share of inputs on which `answer` returns what `reference` returns, in value and in type."""
+    setup = f"space = {{}}\nexec({reference!r}, space)\n"
+    setup += "def same(a, b):\n    return type(a) is type(b) and a == b"
+    tests = [f"assert same({function}({each}), space[{function!r}]({each}))" for each in tried]
+    return run(Trial(answer, tuple(tests), setup, (function,))).share
 
 
 def inputs(seed: int) -> list[list[int]]:

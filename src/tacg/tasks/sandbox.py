@@ -1,83 +1,149 @@
-"""Run model-written Python in a process of its own, with limits on time, memory, files and output.
+"""Run model-written Python where it can do no harm, and judge it where it cannot lie.
 
-This contains accidents: endless loops, floods of output, runaway memory. It is not a wall against an attacker.
+What isolation there is depends on the machine (`level`):
+
+namespaces  Linux with namespaces, as root or as a user who may make them. The answer runs as nobody, in a root of its
+            own that holds Python's library and nothing else, without network, environment, descriptors, or sight of
+            any other process; limits on processor time, memory, files, processes and the whole duration; when its time
+            is up, everything it started ends with it.
+process     Elsewhere: a process of its own with the same limits and no environment or descriptors. It can read what
+            its user can read and reach the network; as root it becomes nobody first.
+none        No POSIX: nothing is run.
+
+Model-written code is run with `namespaces` or not at all, unless the owner of the machine says otherwise:
+TACG_ISOLATION=process.
+
+On either level the verdict is out of the answer's reach: tests run in another process (`keeper.py`), and all that
+an answer can do is return plain data. Hence also what tests cannot see: a change that an answer makes to its arguments,
+the identity of objects, a comparison that its own classes define. What remains possible is to be right for the wrong
+reason, such as a table of the expected values; to use `processes` times `memory` for as long as the clock runs; and
+holes in the kernel, which a virtual machine would keep out and this does not.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-import resource
-import subprocess
+import os
 import sys
-import tempfile
-from typing import Any
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-SECONDS = 5
-MEMORY = 512 << 20
-OUTPUT = 1 << 20
+from tacg.errors import TacgError, unknown
+from tacg.tasks.helper import Helper, Helpers
 
-# Runs in the child. The verdict travels on a descriptor of its own, so that prints of the tested code cannot fake it.
-_HARNESS = """
-import json, os, sys
-job = json.loads(sys.stdin.read())
-verdict = os.fdopen(os.dup(1), "w")
-null = os.open(os.devnull, os.O_WRONLY)
-os.dup2(null, 1)
-os.dup2(null, 2)
-def results(source):
-    space = {}
-    exec(source, space)
-    found = []
-    for each in job["inputs"]:
+LEVELS = {
+    "namespaces": "own root, processes and network; nobody's rights; limits on time, memory, files and processes",
+    "process": "limits on time, memory, files and processes only; it can read files and reach the network",
+    "none": "model-written code cannot be run here",
+}
+PATIENCE = 30  # seconds a keeper may take beyond a job's time before we give it up
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an answer may use: seconds of processor and clock, bytes of memory (a process), of files, of a reply."""
+
+    cpu: int = 5
+    wall: int = 30
+    memory: int = 512 << 20
+    file: int = 16 << 20
+    processes: int = 8
+    output: int = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """An answer and the tests it must pass.
+
+    answer     source of the answer
+    tests      each is run; it passes if it raises nothing
+    setup      run before the tests, beside them
+    functions  names that mean the answer's, even where the setup or Python has them
+    modules    a module of the standard library may be used by its name without an import
+    """
+
+    answer: str
+    tests: tuple[str, ...]
+    setup: str = ""
+    functions: tuple[str, ...] = ()
+    modules: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Which tests pass; `why` says what was wrong with the first that does not."""
+
+    passed: tuple[bool, ...]
+    why: str
+
+    @property
+    def share(self) -> float:
+        """The share of tests that pass."""
+        return sum(self.passed) / len(self.passed)
+
+
+def run(trial: Trial, limits: Limits | None = None) -> Verdict:
+    """Try an answer. Raises if this machine cannot isolate it as asked; a bad answer never raises."""
+    limits = limits or Limits()
+    refuse_weaker(wanted())
+    with _keepers.borrow((limits, wanted())) as keeper:
+        told = keeper.ask(asdict(trial), limits.wall + PATIENCE)
+    passed = told["passed"] or [False] * len(trial.tests)
+    return Verdict(tuple(bool(each) for each in passed), str(told["why"]))
+
+
+def wanted() -> str:
+    """The isolation that is asked for."""
+    name = os.environ.get("TACG_ISOLATION", "namespaces")
+    if name not in ("namespaces", "process"):
+        raise unknown("isolation in TACG_ISOLATION", name, ("namespaces", "process"))
+    return name
+
+
+def refuse_weaker(asked: str) -> None:
+    """Raise if this machine has less than what is asked for."""
+    have, why = probe()
+    if list(LEVELS).index(have) > list(LEVELS).index(asked):
+        step = "Run on Linux with user namespaces allowed"
+        step += "" if have == "none" else f", or accept the risk: TACG_ISOLATION={have}"
+        raise TacgError(f"Model-written code needs isolation {asked!r}; this machine has {have!r} ({why}). {step}.")
+
+
+def level() -> str:
+    """The best isolation of this machine."""
+    return probe()[0]
+
+
+@functools.cache
+def probe() -> tuple[str, str]:
+    """The best isolation of this machine, and why there is no better one."""
+    if os.name != "posix":
+        return "none", f"{sys.platform} has no POSIX processes"
+    reasons: list[str] = []
+    for name in ("namespaces", "process"):
         try:
-            found.append(["value", space[job["function"]](list(each))])
-        except Exception as error:
-            found.append(["error", type(error).__name__])
-    return found
-wanted = results(job["reference"])
-try:
-    got = results(job["answer"])
-except BaseException:
-    got = [None] * len(wanted)
-same = sum(a == b and type(a[1]) is type(b[1]) for a, b in zip(wanted, got) if b)
-verdict.write(json.dumps(same / len(wanted)))
-verdict.flush()
-os._exit(0)
-"""
+            _start((Limits(), name)).close()
+            return name, "; ".join(reasons)
+        except TacgError as error:
+            reasons.append(str(error))
+    return "none", "; ".join(reasons)
 
 
-def run_tests(answer: str, reference: str, function: str, inputs: list[list[int]]) -> float:
-    """The share of inputs on which `answer` returns what `reference` returns; 0 if it does not end well."""
-    job = json.dumps({"answer": answer, "reference": reference, "function": function, "inputs": inputs})
-    with tempfile.TemporaryDirectory(prefix="tacg-run-") as room:
-        try:
-            done = subprocess.run(
-                [sys.executable, "-I", "-S", "-c", _HARNESS],
-                input=job,
-                capture_output=True,
-                text=True,
-                cwd=room,
-                env={},
-                timeout=SECONDS,
-                check=False,
-                start_new_session=True,
-                preexec_fn=_limit,
-            )
-        except subprocess.TimeoutExpired:
-            return 0.0
-    return _share(done.stdout)
-
-
-def _limit() -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (OUTPUT, OUTPUT))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _share(text: str) -> float:
+def _start(kind: tuple[Limits, str]) -> Helper:
+    """A keeper that is ready; it has no environment, and no module of ours is on its path."""
+    limits, isolation = kind
+    python = getattr(sys, "_base_executable", "") or sys.executable  # a virtual environment's is only a link to it
+    program = Path(__file__).with_name("keeper.py")
+    keeper = Helper([python, "-I", "-S", str(program), json.dumps(asdict(limits)), isolation], env={}, cwd="/")
     try:
-        value: Any = json.loads(text)
-    except json.JSONDecodeError:
-        return 0.0
-    return float(value) if isinstance(value, int | float) else 0.0
+        told = keeper.hear(PATIENCE)
+    except (EOFError, TimeoutError):
+        told = {"ready": False, "why": "the keeper does not start"}
+    if not told["ready"]:
+        keeper.close()
+        raise TacgError(f"no {isolation}: {told['why']}")
+    return keeper
+
+
+_keepers = Helpers(_start)

@@ -1,0 +1,156 @@
+"""Tasks whose problems are a published set: read from a file, or downloaded by the `datasets` library."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tacg.errors import TacgError, unknown
+from tacg.knobs import Knobs, knob
+from tacg.tasks.base import Problem, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+Item = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FileTask(Knobs, Task):
+    """A set with one split, `test`. Subclasses say what an item needs and how it is asked, solved and graded.
+
+    needs     fields that every item must have
+    hub       where `datasets` finds it: repository, configuration, split
+    examples  which split of it has worked examples; empty: the set itself
+    """
+
+    data: str | None = knob(None, "file of the set: JSON, a line or an array, perhaps gzipped (none: download)")
+    protocol: str = knob("paper", "whose prompts", choices=("paper", "lm-eval"))
+    shots: int = knob(0, "worked examples before the question", low=0, high=100)
+    shots_data: str | None = knob(None, "file they come from (none: the set's own first items, but the one asked)")
+
+    fixed: ClassVar[bool] = False
+    needs: ClassVar[tuple[str, ...]]
+    hub: ClassVar[tuple[str, str | None, str]]
+    examples: ClassVar[str] = ""
+
+    @property
+    def decode(self) -> Mapping[str, int]:
+        """The paper's lengths."""
+        return {"gen_length": 256, "block_length": 64}
+
+    def question(self, item: Item) -> str:
+        """The item as it is asked."""
+        raise NotImplementedError
+
+    def worked(self, item: Item) -> str:
+        """Its solution, as a worked example shows it."""
+        raise NotImplementedError
+
+    def make(self, item: Item, name: str, prompt: str) -> Problem:
+        """The problem; `name` is its place in the set, for sets without ids."""
+        raise NotImplementedError
+
+    def items(self) -> list[Item]:
+        """All items, in order."""
+        return self._checked(read_items(self.data) if self.data is not None else download(*self.hub))
+
+    def problems(self, split: str = "test", n: int | None = None, seed: int = 0) -> Iterator[Problem]:
+        """The whole set in its own order, or, with a smaller `n`, that many in an order drawn from the seed.
+
+        A larger sample of a seed begins with the smaller ones.
+        """
+        if split != "test":
+            raise unknown(f"split of {self.name}", split, ("test",))
+        if n is not None and n < 1:
+            raise TacgError(f"`n` must be >= 1, got {n}.")
+        items = self.items()
+        order = list(range(len(items)))
+        if n is not None and n < len(items):
+            random.Random(f"{self.name}/{seed}").shuffle(order)
+        for number in order[:n]:
+            yield self.make(items[number], str(number), self.prompt(items[number]))
+
+    def prompt(self, item: Item) -> str:
+        """Worked examples, if any, and the question."""
+        shown = [each for each in self._examples() if each != item][: self.shots] if self.shots else []
+        if len(shown) < self.shots:
+            raise TacgError(f"`shots` must be at most {len(shown)}, the worked examples there are; got {self.shots}.")
+        asked = [f"{self.question(each)}{self._gap}{self.worked(each)}" for each in shown]
+        return "\n\n".join([*asked, self.question(item)])
+
+    @property
+    def _gap(self) -> str:
+        return " " if self.protocol == "lm-eval" else "\n"
+
+    def _examples(self) -> list[Item]:
+        if self.shots_data is not None:
+            return self._checked(read_items(self.shots_data))
+        if self.data is None and self.examples:
+            return self._checked(download(*self.hub[:2], self.examples))
+        return self._checked(read_items(self.data) if self.data is not None else download(*self.hub))
+
+    def _checked(self, items: tuple[Item, ...]) -> list[Item]:
+        for number, item in enumerate(items):
+            lacking = [name for name in self.needs if name not in item]
+            if lacking:
+                raise TacgError(
+                    f"Item {number} of the {self.name} set lacks `{lacking[0]}`, "
+                    f"it has {', '.join(item) or 'nothing'}; is {self.data or self.hub[0]} the right set?"
+                )
+        return list(items)
+
+
+def read_items(path: str) -> tuple[Item, ...]:
+    """Items of a file: one JSON array, or a JSON object a line; gzipped if its name ends in .gz."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise TacgError(f"There is no file {path}; pass the path of the set with --data.")
+    return _read(file, file.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=8)
+def _read(file: Path, changed: int) -> tuple[Item, ...]:
+    """As `read_items`; kept as long as the file does not change."""
+    try:
+        raw = file.read_bytes()
+        text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise TacgError(f"{file} cannot be read: {error}.") from None
+    if text.lstrip().startswith("["):
+        found = _json(text, str(file))
+    else:
+        lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+        found = [_json(line, f"{file}, line {number}") for number, line in lines]
+    if not found or not all(isinstance(item, dict) for item in found):
+        raise TacgError(f"{file} must hold JSON objects, one a line or in an array; is it the right file?")
+    return tuple(found)
+
+
+def _json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise TacgError(f"{where}: not JSON ({error}); mend or delete it.") from None
+
+
+@functools.lru_cache(maxsize=8)
+def download(repository: str, configuration: str | None, split: str) -> tuple[Item, ...]:
+    """Items of a set on the Hugging Face hub."""
+    try:
+        import datasets
+    except ImportError:
+        raise TacgError(
+            f"{repository} is downloaded with the `datasets` library, which is not installed; "
+            "pip install 'tacg[bench]', or pass a file of the set with --data."
+        ) from None
+    try:
+        return tuple(dict(row) for row in datasets.load_dataset(repository, configuration, split=split))
+    except Exception as error:  # no connection, no such set, no space: the library raises whatever its parts raise
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise TacgError(f"{repository} cannot be downloaded: {first}. Pass a file of the set with --data.") from None

@@ -1,0 +1,75 @@
+"""HumanEval (Chen et al., 2021): complete a Python function; graded by running its tests."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from textwrap import indent
+from typing import Any, ClassVar
+
+from tacg.tasks.base import Grade, Problem
+from tacg.tasks.code import defines, judged, program
+from tacg.tasks.files import FileTask, Item
+from tacg.tasks.sandbox import Trial
+
+SYSTEM = "You complete only Python code."
+
+
+@dataclass(frozen=True)
+class HumanEval(FileTask):
+    """Python functions to complete, 164 problems; graded by running their tests in the sandbox."""
+
+    name: ClassVar[str] = "humaneval"
+    needs: ClassVar[tuple[str, ...]] = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
+    hub: ClassVar[tuple[str, str | None, str]] = ("openai/openai_humaneval", None, "test")
+
+    def question(self, item: Item) -> str:
+        """The function's head, or the instruction of the paper's runs of LLaDA2."""
+        if self.protocol == "paper":
+            return str(item["prompt"])
+        return (
+            "Write a solution to the following problem and make sure that it passes the tests:\n"
+            f"```python\n{item['prompt']}\n```\n\n"
+            "Please enclose your code within delimiters as follows:\n```python\n# YOUR CODE HERE\n```\n\n"
+        )
+
+    def worked(self, item: Item) -> str:
+        """The whole function, fenced."""
+        return f"```python\n{item['prompt']}{item['canonical_solution'].rstrip()}\n```"
+
+    def make(self, item: Item, name: str, prompt: str) -> Problem:
+        """Its tests call `check` with the function."""
+        data = {"head": item["prompt"], "test": item["test"], "function": item["entry_point"]}
+        system = SYSTEM if self.protocol == "paper" else ""
+        return Problem(item["task_id"], prompt, self.worked(item), data, system)
+
+    def grade(self, problem: Problem, answer: str) -> Grade:
+        """Every assertion must hold; a whole function and a mere body are both understood."""
+        head, function = problem.data["head"], problem.data["function"]
+        ours = _trial(problem.data, completed(head, program(answer, [function]), function))
+        return judged(ours, _trial(problem.data, head + _released(answer)))
+
+
+def completed(head: str, code: str, function: str) -> str:
+    """The program: what the head imports and helps with stays, the function is the answer's."""
+    if defines(code, function):
+        return head.rstrip(" ") + code.strip()
+    first, *rest = code.strip("\n").expandtabs(4).split("\n")
+    if first.startswith(" "):
+        return "\n".join([head + first, *rest])
+    depths = [len(line) - len(line.lstrip()) for line in rest if line.strip()]
+    if depths and min(depths) >= 4 and depths[0] >= (8 if first.rstrip().endswith(":") else 4):
+        return "\n".join([f"{head}    {first}", *rest])  # only the first line lost its place, as in a stripped text
+    return head + indent("\n".join([first, *rest]), "    ")
+
+
+def _released(answer: str) -> str:
+    """The completion that the released code cuts out: stripped, so a body loses its first indentation and fails."""
+    fenced = re.search(r"```(?:python)?\n(.*?)(?:```|$)", answer, re.DOTALL)
+    return (fenced.group(1) if fenced else answer).strip()
+
+
+def _trial(data: Any, source: str) -> Trial:
+    """The head comes to the tests as well, for some use a function that it defines."""
+    tests = (f"check({data['function']})",)
+    return Trial(source, tests, f"{data['head']}\n{data['test']}", (data["function"],))

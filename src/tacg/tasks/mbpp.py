@@ -1,0 +1,70 @@
+"""MBPP, sanitized (Austin et al., 2021): write a small Python function; graded by running its assertions."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tacg.errors import TacgError
+from tacg.knobs import knob
+from tacg.tasks.base import Grade, Problem
+from tacg.tasks.code import judged, program
+from tacg.tasks.files import FileTask, Item, download
+from tacg.tasks.sandbox import Trial
+
+TEST_IDS = range(11, 511)
+SPLITS = ("prompt", "test", "validation", "train")  # of the hub, in the order of their ids
+
+
+@dataclass(frozen=True)
+class MBPP(FileTask):
+    """Small Python functions, 257 problems (the test split) or all 427; graded by running their assertions."""
+
+    subset: str = knob("test", "the test split (ids 11 to 510), or all items", choices=("test", "all"))
+
+    name: ClassVar[str] = "mbpp"
+    needs: ClassVar[tuple[str, ...]] = ("task_id", "prompt", "code", "test_list")
+    hub: ClassVar[tuple[str, str | None, str]] = ("google-research-datasets/mbpp", "sanitized", "test")
+    examples: ClassVar[str] = "prompt"
+
+    def items(self) -> list[Item]:
+        """The items of the subset."""
+        if self.data is None and self.subset == "all":
+            return [item for split in SPLITS for item in self._checked(download(*self.hub[:2], split))]
+        return [item for item in super().items() if self.subset == "all" or item["task_id"] in TEST_IDS]
+
+    def question(self, item: Item) -> str:
+        """As the paper asks, with the tests as Python shows a list; or as its runs of LLaDA2 do."""
+        ask = f"You are an expert Python programmer, and here is your task: {item['prompt']} "
+        ask += "Your code should pass these tests:\n\n"
+        if self.protocol == "paper":
+            return f"{ask}{item['test_list']}\n[BEGIN]"
+        tests = "\n".join(item["test_list"])
+        fence = "Please enclose your code within delimiters as follows:\n```python\n# YOUR CODE HERE\n```\n\n"
+        return f"{ask}{tests}\n\n{fence}"
+
+    def worked(self, item: Item) -> str:
+        """The function, fenced."""
+        return f"```python\n{item['code'].strip()}\n```"
+
+    def make(self, item: Item, name: str, prompt: str) -> Problem:
+        """A name that the tests use and the reference defines is the answer's, though Python may have one like it."""
+        imports = "\n".join(item.get("test_imports") or [])
+        try:
+            defined = {getattr(node, "name", "") for node in ast.parse(item["code"]).body}
+            used = {node.id for node in ast.walk(ast.parse("\n".join(item["test_list"]))) if isinstance(node, ast.Name)}
+        except SyntaxError as error:
+            raise TacgError(f"Item {item['task_id']} of the mbpp set is not Python: {error}.") from None
+        data = {"tests": tuple(item["test_list"]), "imports": imports, "functions": tuple(sorted(defined & used))}
+        return Problem(str(item["task_id"]), prompt, self.worked(item), data)
+
+    def grade(self, problem: Problem, answer: str) -> Grade:
+        """Every assertion must hold; the score is the share that does."""
+        tests, functions = problem.data["tests"], problem.data["functions"]
+        cut = answer.split("[BEGIN]")[-1].split("[DONE]")[0]
+        ours = Trial(program(cut, functions), tests, problem.data["imports"], functions)
+        fenced = re.search(r"```python(.*?)```", answer, re.DOTALL)
+        released = fenced.group(1) if fenced else answer
+        return judged(ours, Trial(released, tests, "", functions, modules=False))
