@@ -30,10 +30,10 @@ Settings = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any knob of the policy or the decode; repeatable."),
 ]
+Data = Annotated[Path | None, typer.Option(help="File of the set (gsm8k, math500, humaneval, mbpp); else downloaded.")]
 TaskKnobs = Annotated[
-    list[str] | None, typer.Option("--with", metavar="NAME=VALUE", help="A knob of the task; repeatable.")
+    list[str] | None, typer.Option("--knob", "-k", metavar="NAME=VALUE", help="Any knob of the task; repeatable.")
 ]
-Data = Annotated[Path | None, typer.Option(help="The task's data, for tasks that are read from a file.")]
 BatchSize = Annotated[int, typer.Option(help="Rows decoded together.", min=1)]
 Tasks = Annotated[list[str] | None, typer.Option("--task", "-t", help="Repeatable; default: all (`tacg tasks`).")]
 N = Annotated[int, typer.Option(help="Problems a task.", min=1)]
@@ -71,24 +71,24 @@ def parse_value(policy_knobs: Mapping[str, Knob], pair: str) -> tuple[str, Any]:
     return name, known[name].parse(value)
 
 
-def make_task(name: str, pairs: Iterable[str] = (), data: Path | None = None) -> Task:
-    """A task with its knobs turned: `name=value` words, and the file of its data."""
-    from tacg.knobs import Knobs
-    from tacg.tasks import get_task
+def load_task(name: str, data: Path | None = None, pairs: Sequence[str] = ()) -> Task:
+    """A task with its knobs as typed: `name=value` words, and the file of a set."""
+    from tacg.tasks import benchmark_names, get_task
 
-    plain = get_task(name)
-    known = plain.knobs() if isinstance(plain, Knobs) else {}
-    words = [*pairs, *([f"data={data}"] if data is not None else [])]
-    return get_task(name, **dict(_task_knob(name, known, word) for word in words))
-
-
-def _task_knob(task: str, known: Mapping[str, Knob], pair: str) -> tuple[str, Any]:
-    name, equals, value = pair.partition("=")
-    if not equals:
-        raise TacgError(f"A knob of a task must be written name=value, got {pair!r}.")
-    if name not in known:
-        raise unknown(f"knob of task `{task}`", name, known)
-    return name, known[name].parse(value)
+    known: Mapping[str, Knob] = get_task(name).knobs()
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        knob, equals, value = pair.partition("=")
+        if not equals:
+            raise TacgError(f"A knob must be written name=value, got {pair!r}.")
+        if knob not in known:
+            raise unknown(f"knob of {name}", knob, known)
+        values[knob] = known[knob].parse(value)
+    if data is not None:
+        if "data" not in known:
+            raise TacgError(f"{name} is generated and takes no --data; {', '.join(benchmark_names())} do.")
+        values["data"] = str(data)
+    return get_task(name, **values)
 
 
 def shared_settings(policies: Sequence[str], pairs: Sequence[str]) -> dict[str, Any]:

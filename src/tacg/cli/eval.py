@@ -20,7 +20,7 @@ from tacg.cli.common import (
     Split,
     TaskKnobs,
     load_model,
-    make_task,
+    load_task,
     parse_settings,
     print_json,
     progress,
@@ -44,19 +44,21 @@ tacg eval --task pocket-code --policy schedule --out runs/code.jsonl      a row 
 
 tacg eval --task pocket-code --policy schedule --out runs/code.jsonl --resume      goes on after Ctrl-C or worse
 
-tacg table runs/*.jsonl --format latex"""
+tacg eval --task gsm8k --data gsm8k_test.jsonl --policy tacg:llada/gsm8k --model ./LLaDA-8B-Instruct --limit 1319
+
+tacg eval --task mbpp --knob subset=all --knob protocol=lm-eval --model ./LLaDA2.0-mini"""
 
 
 def main(
     task: Annotated[str, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].")],
     policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
-    n: Annotated[int, typer.Option(help="Problems.", min=1)] = 100,
+    n: Annotated[int, typer.Option("--n", "--limit", help="Problems, at most.", min=1)] = 100,
     seed: Seed = 0,
     split: Split = "test",
     model: Model = DEFAULT_MODEL,
-    setting: Settings = None,
-    knobs: TaskKnobs = None,
     data: Data = None,
+    knob: TaskKnobs = None,
+    setting: Settings = None,
     batch_size: BatchSize = 32,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the first problem resolving.")] = False,
     out: Annotated[Path | None, typer.Option(help="Results file: a header, then a row an item.")] = None,
@@ -72,7 +74,7 @@ def main(
 
     if resume and out is None:
         raise TacgError("--resume goes on with a results file: say which, --out FILE.")
-    chosen, settings = make_task(task, knobs or (), data), parse_settings(policy, setting or [])
+    chosen, settings = load_task(task, data, knob or []), parse_settings(policy, setting or [])
     llm = load_model(model, dtype=dtype, device=device)
     if watch:
         _watch_first(llm, chosen, policy, seed, split, settings)
@@ -101,7 +103,7 @@ def _watch_first(llm: LLM, task: Task, policy: str, seed: int, split: str, setti
 
     (problem,) = task.problems(split, 1, seed)
     typer.secho(f"\n{problem.prompt}\n", bold=True, err=True)
-    output = watch_one(llm, problem.prompt, policy, None, settings_of(task, policy, settings), delay=0.05)
+    output = watch_one(llm, problem.asked, policy, None, settings_of(task, policy, settings), delay=0.05)
     right = task.grade(problem, output.text).correct
     verdict = "right" if right else f"wrong, expected:\n{problem.answer}"
     typer.secho(

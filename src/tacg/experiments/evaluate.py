@@ -15,7 +15,6 @@ from tacg.engine.request import resolve
 from tacg.experiments.results import Item, Results
 from tacg.experiments.rows import key_of
 from tacg.experiments.stats import wilson
-from tacg.knobs import Knobs
 from tacg.policies import find_preset
 from tacg.version import __version__
 
@@ -66,7 +65,7 @@ def evaluate(
     out: Path | None = None,
     resume: bool = False,
 ) -> Evaluation:
-    """Decode `n` problems in batches and grade them. Settings go to the policy or the decode (see `settings_of`).
+    """Decode `n` problems, or as many as there are, and grade them. Settings are the policy's or the decode's.
 
     on_item  told every item, those of an interrupted run first
     out      a results file; with `resume` only what is missing there is decoded
@@ -88,7 +87,7 @@ def evaluate(
 
         began = time.perf_counter()
         if left:
-            _decode(llm, [problems[number].prompt for number in left], policy, batch_size, settings, keep)
+            _decode(llm, [problems[number].asked for number in left], policy, batch_size, settings, keep)
         decoded = time.perf_counter() - began
         results.finish()
         items = tuple(results.items[number] for number in range(len(problems)))
@@ -123,7 +122,7 @@ def graded(task: Task, problem: Problem, output: Output) -> Item:
         pace[commit.step - 1] += 1
     return Item(
         problem.id, grade.correct, grade.score, output.steps, output.forwards, len(output.tokens), output.text,
-        tuple(pace),
+        tuple(pace), grade.strict,
     )  # fmt: skip
 
 
@@ -133,31 +132,29 @@ def describe(
 ) -> dict[str, Any]:  # fmt: skip
     """All that the answers of a run depend on. The batch is not part of it: no row feels its neighbours."""
     made, decode = resolve(policy, settings)
-    asked = [(each.id, each.prompt, each.answer, dict(each.data)) for each in problems]
+    asked = [(each.id, each.asked, each.answer, dict(each.data)) for each in problems]
     return {
         "run": {
             "task": task.name, "split": split, "seed": seed, "n": len(problems), "policy": made.label,
             "base": getattr(getattr(made, "base", None), "label", None), "data": key_of(problems=asked),
         },
         "model": dict(llm.identity),
-        "task": {name: value for name, value in _knobs(task).items() if name != "data"},  # a path; its content counts
+        "task": {name: value for name, value in task.values().items() if name != "data"},  # a path; its content counts
         "policy": made.values(),
         "decode": {**decode.values(), "suppress": list(decode.suppress)},
         "versions": {"tacg": __version__, "torch": torch.__version__},
     }  # fmt: skip
 
 
-def _knobs(task: Task) -> dict[str, Any]:
-    return task.values() if isinstance(task, Knobs) else {}
-
-
 def settings_of(task: Task, policy: str | Policy, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a task is decoded with: what is said wins over the task's lengths, these over what a preset says.
 
+    For the paper's own sets the preset wins over the task: it has the lengths that were published for them.
     Rows fill the whole answer (`early_stop=False`) unless told otherwise: that is how the paper counts tokens.
     """
     preset = find_preset(*policy.split(":", 1))["decode"] if isinstance(policy, str) and ":" in policy else {}
-    return {"early_stop": False, **preset, **task.decode, **settings}
+    lengths = {**preset, **task.decode} if task.fixed else {**task.decode, **preset}
+    return {"early_stop": False, **lengths, **settings}
 
 
 def summary(items: Sequence[Item], task: str, model: str, policy: str, seed: int) -> dict[str, Any]:
@@ -172,12 +169,19 @@ def summary(items: Sequence[Item], task: str, model: str, policy: str, seed: int
         "seed": seed,
         "accuracy": hits / n,
         "accuracy_ci": list(wilson(hits, n)),
+        **strict_accuracy(items),
         "score": sum(item.score for item in items) / n,
         "steps": sum(item.steps for item in items) / n,
         "tpf": sum(item.tpf for item in items) / n,
         "tpf_ratio": sum(item.tokens for item in items) / forwards,
         "forwards": forwards,
     }
+
+
+def strict_accuracy(items: Sequence[Item]) -> dict[str, float]:
+    """What the released code would report, for the sets that it reports on."""
+    strict = [item.strict for item in items if item.strict is not None]
+    return {"accuracy_strict": sum(strict) / len(strict)} if strict else {}
 
 
 def pace_of(tokens: int, seconds: float) -> dict[str, float]:

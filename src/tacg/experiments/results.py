@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One problem, decoded and graded. `pace` counts the commits of each step."""
+    """One problem, decoded and graded. `pace` counts the commits of each step; `strict`: see `Grade`."""
 
     id: str
     correct: bool
@@ -34,6 +34,7 @@ class Item:
     tokens: int
     text: str
     pace: tuple[int, ...]
+    strict: bool | None = None
 
     @property
     def tpf(self) -> float:
