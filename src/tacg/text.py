@@ -66,6 +66,10 @@ class Tokenizer:
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation, ready for the assistant's turn."""
+        return self.encode(self.render(messages))
+
+    def render(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
+        """A conversation as the chat template spells it; with `open_turn` ready for the assistant's turn."""
         if not self.chat_template:
             raise TacgError("This checkpoint has no chat template; pass plain text with chat=False.")
         for message in messages:
@@ -76,13 +80,13 @@ class Tokenizer:
             text = (
                 _sandbox()
                 .from_string(self.chat_template)
-                .render(messages=messages, add_generation_prompt=True, **specials)
+                .render(messages=messages, add_generation_prompt=open_turn, **specials)
             )
         except TacgError:
             raise
         except Exception as error:  # a template may fail in any way that a program can
             raise TacgError(f"The checkpoint's chat template fails: {error}") from None
-        return self.encode(text)
+        return text
 
 
 def _backend(directory: Path, config: Mapping[str, Any]) -> Any:
