@@ -77,7 +77,7 @@ class Tokenizer:
                 raise TacgError(f"A message must be {{'role': str, 'content': str}}, got {message!r}.")
         specials = {name: _spelling(self.config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
         try:
-            text = (
+            text: str = (
                 _sandbox()
                 .from_string(self.chat_template)
                 .render(messages=messages, add_generation_prompt=open_turn, **specials)

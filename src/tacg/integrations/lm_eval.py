@@ -115,8 +115,9 @@ class TacgLM(LM):
         return first or [self.llm.model.spec.eos_ids[0]], both[len(first) :]
 
     def _greedy(self, context: list[int], answer: list[int]) -> bool:
-        shape = {"gen_length": len(answer), "block_length": len(answer), "early_stop": False}
-        return self.llm.generate(context, "schedule", **shape).tokens == tuple(answer)
+        length = len(answer)
+        written = self.llm.generate(context, "schedule", gen_length=length, block_length=length, early_stop=False)
+        return written.tokens == tuple(answer)
 
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """Not offered: a diffusion model has no left-to-right perplexity."""
