@@ -102,6 +102,11 @@ def test_memory_is_bounded() -> None:
     assert returns("def f():\n    return len(bytearray(1 << 29))").startswith("MemoryError")
 
 
+def test_recursion_is_bounded() -> None:
+    endless = "import sys\nsys.setrecursionlimit(10**9)\ndef f():\n    return f()"
+    assert run(Trial(endless, ("f()",)), Limits(cpu=1, wall=20, memory=64 << 20)).passed == (False,)
+
+
 def test_output_is_bounded() -> None:
     assert returns("def f():\n    for _ in range(2000):\n        print('x' * 10000)\n    return 5") == "Exception: 5"
     assert returns("def f():\n    return 'x' * (2 << 20)").startswith("EOFError: more than")

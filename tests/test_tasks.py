@@ -118,7 +118,6 @@ INPUTS = [[], [1], [1, 2, 3]]
         ("import os\nos.write(1, b'1.0')\nos._exit(0)", 0.0),
         ("raise SystemExit(0)", 0.0),
         ("def f(xs):\n    return [0] * 10**10", 0.0),
-        ("import sys\nsys.setrecursionlimit(10**9)\ndef f(xs):\n    return f(xs)", 0.0),
         ("def f(xs):\n    return __import__('os').environ['HOME']", 0.0),
     ],
 )

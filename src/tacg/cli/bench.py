@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tacg.experiments.rows import Row
 
-KINDS = ("scan", "gate", "memory", "decode", "cache", "load", "serve")
+KINDS = ("scan", "gate", "memory", "decode", "cache", "load", "serve", "graders")
 EPILOG = """[bold]Examples[/bold]
 
 tacg bench scan                              a step outside the model, against plainer ways of doing it
@@ -30,7 +30,9 @@ tacg bench cache --prompts 256,1024 --json   what each cache saves, over the len
 
 tacg bench load --gigabytes 2                peak memory of loading a checkpoint, over its size
 
-tacg bench serve --requests 1000             the server under load: latency, tokens a second, every answer checked"""
+tacg bench serve --requests 1000             the server under load: latency, tokens a second, every answer checked
+
+tacg bench graders --sets data               do the graders grade? right and wrong answers to the four public sets"""
 
 
 def main(
@@ -40,6 +42,7 @@ def main(
     model: Model = DEFAULT_MODEL,
     gigabytes: Annotated[float, typer.Option(help="load: size of the checkpoint.", min=0.01)] = 2.0,
     requests: Annotated[int, typer.Option(help="serve: requests in all.", min=1)] = 1000,
+    sets: Annotated[Path, typer.Option(help="graders: directory of the four sets.")] = Path("data"),
     out: Annotated[Path | None, typer.Option(help="Directory for rows and page; default: runs/bench-KIND.")] = None,
     quick: Quick = False,
     as_json: Json = False,
@@ -75,6 +78,11 @@ def main(
         made = serve.measure(load_model(model), model, clients, 16 if quick else requests)
         rows = _collect(made, len(clients), out)
         present("The server under load", rows, serve.tables(rows), {}, out, as_json)
+    elif kind == "graders":
+        from tacg.bench import graders
+
+        rows = _collect(graders.measure(sets, limit=10 if quick else None), 10, out)
+        present("Do the graders grade?", rows, graders.tables(rows), {}, out, as_json)
     else:
         raise unknown("benchmark", kind, KINDS)
 

@@ -6,13 +6,15 @@ from typing import Annotated
 
 import typer
 
-from tacg.cli.common import Json, Split, print_json
+from tacg.cli.common import Data, Json, Split, TaskKnobs, load_task, print_json
 
 EPILOG = """[bold]Examples[/bold]
 
 tacg tasks
 
-tacg tasks pocket-code --n 2 --seed 5"""
+tacg tasks pocket-code --n 2 --seed 5
+
+tacg tasks gsm8k --data gsm8k_test.jsonl --knob protocol=lm-eval --knob shots=2"""
 
 
 def main(
@@ -20,24 +22,29 @@ def main(
     n: Annotated[int, typer.Option(help="How many problems.", min=1)] = 1,
     seed: Annotated[int, typer.Option(help="Which ones.", min=0)] = 0,
     split: Split = "test",
+    data: Data = None,
+    knob: TaskKnobs = None,
     as_json: Json = False,
 ) -> None:
     """List what decoders can be graded on."""
-    from tacg.tasks import get_task, task_names
+    from tacg.tasks import benchmark_names, get_task, task_names
 
     if name is None:
-        about = {each: (type(get_task(each)).__doc__ or "").splitlines()[0] for each in task_names()}
+        names = [*task_names(), *benchmark_names()]
+        about = {each: (type(get_task(each)).__doc__ or "").splitlines()[0] for each in names}
         if as_json:
             print_json(about)
         else:
             for task, line in about.items():
                 typer.echo(f"{task:15} {line}")
         return
-    problems = list(get_task(name).problems(split, n, seed))
+    problems = list(load_task(name, data, knob or []).problems(split, n, seed))
     if as_json:
-        print_json([{"id": each.id, "prompt": each.prompt, "answer": each.answer} for each in problems])
+        print_json([{name: getattr(each, name) for name in ("id", "system", "prompt", "answer")} for each in problems])
         return
     for each in problems:
         typer.secho(each.id, dim=True)
+        if each.system:
+            typer.secho(f"{each.system}\n", dim=True)
         typer.echo(f"{each.prompt}\n")
         typer.secho(f"{each.answer}\n", fg="green")

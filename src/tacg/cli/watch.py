@@ -62,7 +62,7 @@ def legend() -> Text:
     return text.append("draft", style="dim italic").append("   · mask   ∎ end", style="dim")
 
 
-def watch_one(llm: LLM, prompt: str, policy: str, chat: bool | None, settings: dict[str, Any], delay: float) -> Output:
+def watch_one(llm: LLM, prompt: Any, policy: str, chat: bool | None, settings: dict[str, Any], delay: float) -> Output:
     """Decode a prompt while drawing it."""
     for event in watched(llm, llm.stream(prompt, policy, chat=chat, **settings), policy, delay):
         if isinstance(event, Finished):

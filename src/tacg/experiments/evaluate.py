@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from tacg.types import Output
 
 
+PATHS = (
+    "data",
+    "shots_data",
+)  # knobs of tasks that name files: what counts is what is in them, and that is in the problems
+
+
 class Decoder(Protocol):
     """What decodes: an `LLM`, or many of them elsewhere."""
 
@@ -139,7 +145,7 @@ def describe(
             "base": getattr(getattr(made, "base", None), "label", None), "data": key_of(problems=asked),
         },
         "model": dict(llm.identity),
-        "task": {name: value for name, value in task.values().items() if name != "data"},  # a path; its content counts
+        "task": {name: value for name, value in task.values().items() if name not in PATHS},
         "policy": made.values(),
         "decode": {**decode.values(), "suppress": list(decode.suppress)},
         "versions": {"tacg": __version__, "torch": torch.__version__},

@@ -135,7 +135,7 @@ class Stage:
         if known.steps is not None and not self.rehearsal:
             return round(self.items(line) * known.steps)
         spec = self.policy(line)
-        length = settings_of(self.task(line), spec, self.settings(line))["gen_length"]
+        length: int = settings_of(self.task(line), spec, self.settings(line))["gen_length"]
         return round(self.items(line) * length / (known.tpf or 1.0))
 
     def file(self, line: Line) -> str:

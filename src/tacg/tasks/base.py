@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.errors import TacgError, unknown
+from tacg.knobs import Knobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -52,7 +53,8 @@ class Grade:
     strict: bool | None = None
 
 
-class Task:
+@dataclass(frozen=True)
+class Task(Knobs):
     """A family of problems. Subclasses draw a problem from a random generator and grade answers.
 
     name    what users type

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.errors import TacgError, unknown
-from tacg.knobs import Knobs, knob
+from tacg.knobs import knob
 from tacg.tasks.base import Problem, Task
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ Item = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class FileTask(Knobs, Task):
+class FileTask(Task):
     """A set with one split, `test`. Subclasses say what an item needs and how it is asked, solved and graded.
 
     needs     fields that every item must have

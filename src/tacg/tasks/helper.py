@@ -43,12 +43,16 @@ class Helper:
         return self.hear(seconds)
 
     def close(self) -> None:
-        """End it."""
-        self.process.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
-        self.process.wait()
+        """End it: nothing more to do tells it to tidy up; if it is busy, it is not asked."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
 
 
 class Helpers:

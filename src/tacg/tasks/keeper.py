@@ -46,7 +46,7 @@ BOX = "/proc"  # where the new root is put together: every Linux has the directo
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store")
 ROOM = "/tmp"  # the only place an answer may write to
 NO_MORE = 3  # exit status of a judge that found no job
-UID_FLOOR = 1 << 20  # users nobody has: the process limit counts by user, so each keeper takes two of its own
+UID_CEILING = 1 << 30  # users below it that nobody has: processes are counted by user, so a keeper takes two of its own
 
 
 # --- isolation -------------------------------------------------------------------------------------------------------
@@ -101,6 +101,26 @@ def build_root() -> None:
     mount("none", BOX, None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV, "size=1m,mode=755")
     os.chroot(BOX)
     os.chdir("/")
+
+
+def spare_user() -> int:
+    """Of two users that nobody is, the first: near the top of those that there are, which in a container may be few."""
+    if os.geteuid() != 0:
+        return os.geteuid()
+    table = Path("/proc/self/uid_map")
+    ranges = [line.split() for line in table.read_text(encoding="ascii").splitlines()] if table.exists() else []
+    top = max((int(first) + int(count) for first, _, count in ranges), default=1 << 16)
+    if top < 1 << 15:
+        raise OSError("root is alone here, there is no other user to become")
+    return min(top, UID_CEILING) - 2 - 2 * (os.getpid() % (1 << 12))
+
+
+def rehearse(limits: dict[str, int], user: int) -> None:
+    """Raise if rights cannot be dropped: found out now, it is not mistaken for an answer that fails."""
+    if (process := os.fork()) == 0:
+        child(lambda: drop(limits, user))
+    if os.waitpid(process, 0)[1] != 0:
+        raise OSError("rights cannot be dropped")
 
 
 def drop(limits: dict[str, int], user: int) -> None:
@@ -452,8 +472,9 @@ def main() -> int:
     limits, isolated = json.loads(sys.argv[1]), sys.argv[2] == "namespaces"
     for name in COMMON.split():
         importlib.import_module(name)
-    user = UID_FLOOR + 2 * (os.getpid() % (1 << 22))
     try:
+        user = spare_user()
+        rehearse(limits, user)
         if isolated:
             enter_namespaces()
             build_root()

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tacg.errors import TacgError
 from tacg.knobs import knob
 from tacg.tasks.base import Grade, Problem
 from tacg.tasks.code import judged, program
@@ -51,20 +50,23 @@ class MBPP(FileTask):
 
     def make(self, item: Item, name: str, prompt: str) -> Problem:
         """A name that the tests use and the reference defines is the answer's, though Python may have one like it."""
-        imports = "\n".join(item.get("test_imports") or [])
-        try:
-            defined = {getattr(node, "name", "") for node in ast.parse(item["code"]).body}
-            used = {node.id for node in ast.walk(ast.parse("\n".join(item["test_list"]))) if isinstance(node, ast.Name)}
-        except SyntaxError as error:
-            raise TacgError(f"Item {item['task_id']} of the mbpp set is not Python: {error}.") from None
-        data = {"tests": tuple(item["test_list"]), "imports": imports, "functions": tuple(sorted(defined & used))}
+        tests = "\n".join(item["test_list"])
+        defined = re.findall(r"^(?:def|class)\s+(\w+)", item["code"], re.MULTILINE)
+        data = {
+            "tests": tuple(item["test_list"]),
+            "imports": "\n".join(item.get("test_imports") or []),
+            "functions": tuple(sorted({*defined} & {*re.findall(r"\w+", tests)})),
+            "modules": not sys.stdlib_module_names.isdisjoint(re.findall(r"\b(\w+)\.\w", tests)),
+        }
         return Problem(str(item["task_id"]), prompt, self.worked(item), data)
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Every assertion must hold; the score is the share that does."""
         tests, functions = problem.data["tests"], problem.data["functions"]
         cut = answer.split("[BEGIN]")[-1].split("[DONE]")[0]
-        ours = Trial(program(cut, functions), tests, problem.data["imports"], functions)
+        ours = Trial(
+            program(cut, functions).strip("\n"), tests, problem.data["imports"], functions, problem.data["modules"]
+        )
         fenced = re.search(r"```python(.*?)```", answer, re.DOTALL)
         released = fenced.group(1) if fenced else answer
-        return judged(ours, Trial(released, tests, "", functions, modules=False))
+        return judged(ours, Trial(released.strip("\n"), tests, "", functions, modules=False))

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tacg.knobs import Knobs, knob
+from tacg.knobs import knob
 from tacg.tasks.base import Grade, Problem, Task
 from tacg.tasks.sandbox import Trial, run
 
@@ -49,7 +49,7 @@ RETURNS = {
 
 
 @dataclass(frozen=True)
-class PocketCode(Knobs, Task):
+class PocketCode(Task):
     """A chain of list steps, each with a name. Difficulty: how many, and how large their numbers."""
 
     min_steps: int = knob(4, "fewest steps before the return", low=1, high=len(STEPS))

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from tacg.knobs import Knobs, knob
+from tacg.knobs import knob
 from tacg.tasks.base import Grade, Problem, Task
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ SIGNS = {"+": "plus", "-": "minus", "*": "times"}
 
 
 @dataclass(frozen=True)
-class PocketMath(Knobs, Task):
+class PocketMath(Task):
     """A person's things come and go over a week. Difficulty: how many events, and how large their amounts."""
 
     min_events: int = knob(4, "fewest events of a story", low=1, high=7)

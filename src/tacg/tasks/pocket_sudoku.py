@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar
 
-from tacg.knobs import Knobs, knob
+from tacg.knobs import knob
 from tacg.tasks.base import Grade, Problem, Task
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ BOX = {4: (2, 2), 6: (2, 3)}  # rows and columns of a box
 
 
 @dataclass(frozen=True)
-class PocketSudoku(Knobs, Task):
+class PocketSudoku(Task):
     """Difficulty: the size, how many puzzles, and how many clues are left of each at least.
 
     Fewer clues make longer chains of deduction. By default an answer has four grids, each a block of its own.

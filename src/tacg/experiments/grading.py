@@ -1,0 +1,90 @@
+"""Grade answers that somebody else wrote: a file with `{"id": …, "answer": …}` on each line."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from tacg.errors import TacgError
+from tacg.experiments.stats import wilson
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from tacg.experiments.rows import Row
+    from tacg.tasks import Grade, Problem, Task
+
+
+def read_answers(path: Path, problems: Mapping[str, Problem]) -> dict[str, str]:
+    """The answers by the ids of these problems."""
+    if not path.is_file():
+        raise TacgError(f"There is no file {path}; pass the answers with --answers.")
+    answers: dict[str, str] = {}
+    for number, line in enumerate(_text(path).split("\n"), start=1):
+        if line.strip():
+            name, answer = _answer(line, f"{path}, line {number}")
+            if name not in problems:
+                raise TacgError(f"{path}, line {number}: no problem has the id {name!r}; {_like(problems)}.")
+            if name in answers:
+                raise TacgError(f"{path}, line {number}: a second answer to {name!r}; keep one of them.")
+            answers[name] = answer
+    if not answers:
+        raise TacgError(f"{path} has no answers; write one a line, as in {_EXAMPLE}.")
+    return answers
+
+
+_EXAMPLE = '{"id": "0", "answer": "The final answer is 18"}'
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise TacgError(f"{path} is not a text in UTF-8: {error}.") from None
+
+
+def _answer(line: str, where: str) -> tuple[str, str]:
+    try:
+        told: Any = json.loads(line)
+    except ValueError as error:
+        raise TacgError(f"{where}: not JSON ({error}); a line must be like {_EXAMPLE}.") from None
+    name, answer = (told.get("id"), told.get("answer")) if isinstance(told, dict) else (None, None)
+    if type(name) not in (str, int) or not isinstance(answer, str):
+        raise TacgError(f"{where}: `id` must be text or a whole number, `answer` text; a line must be like {_EXAMPLE}.")
+    return str(name), answer
+
+
+def _like(problems: Mapping[str, Problem]) -> str:
+    first, *_, last = [*problems, *problems]
+    return f"they go from {first!r} to {last!r}"
+
+
+def grade_answers(
+    task: Task, problems: Mapping[str, Problem], answers: Mapping[str, str],
+    on_grade: Callable[[str, Grade], None] | None = None,
+) -> Row:  # fmt: skip
+    """Grade every answer; the row that sums them up. `missing` is how many problems of the set have none."""
+
+    def judge(name: str) -> Grade:
+        grade = task.grade(problems[name], answers[name])
+        if on_grade is not None:
+            on_grade(name, grade)
+        return grade
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # programs and algebra run in processes of their own
+        grades = list(pool.map(judge, answers))
+    hits, n = sum(grade.correct for grade in grades), len(grades)
+    strict = [grade.strict for grade in grades if grade.strict is not None]
+    return {
+        "task": task.name,
+        "correct": hits,
+        "n": n,
+        "accuracy": hits / n,
+        "accuracy_ci": list(wilson(hits, n)),
+        "score": sum(grade.score for grade in grades) / n,
+        "strict": sum(strict) if strict else None,
+        "missing": len(problems) - n,
+    }
