@@ -39,8 +39,11 @@ def test_shares_are_long_first_and_small_last() -> None:
     assert [len(share) for share in found] == [2, 1, 1, 1, 1, 1, 1]
     assert room({"CPU": 8.0, "GPU": 2.0}, 4)[1] == 2
     assert room({"CPU": 8.0}, 3)[1] == 2
-    with pytest.raises(TacgError, match="has 1 cores, a replica was to have 2"):
+    assert room({"CPU": 8.0}, 3, 1)[1] == 1
+    with pytest.raises(TacgError, match="0 GPUs and 1 cores, too few for 1 replicas with 2 cores each"):
         room({"CPU": 1.0}, 2)
+    with pytest.raises(TacgError, match="too few for 3 replicas with a GPU each"):
+        room({"CPU": 9.0, "GPU": 2.0}, 2, 3)
 
 
 @pytest.mark.usefixtures("_cluster")

@@ -36,7 +36,7 @@ def generate(
     """
     made, decode = resolve(policy, dict(settings))
     ray = start(address)
-    place, count = room(ray.cluster_resources(), cores)
+    place, count = room(ray.cluster_resources(), cores, replicas)
     data = _read(source)
     names = _names(data, key, column, source)
     header = {
@@ -54,7 +54,7 @@ def generate(
         shares = lengths.sort(LENGTH, descending=True).repartition(target_num_rows_per_block=batch_size)
         answered = shares.map_batches(
             BulkReplica, batch_size=batch_size, num_cpus=place.cores, num_gpus=place.gpus,
-            compute=ray.data.ActorPoolStrategy(size=replicas or count),
+            compute=ray.data.ActorPoolStrategy(size=count),
             fn_constructor_args=(model, dtype, place.device, cores, policy, dict(settings), key, column),
         )  # fmt: skip
         if len(known) < len(names):

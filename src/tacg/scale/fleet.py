@@ -81,11 +81,11 @@ class Fleet:
         dtype: str = "float32",
     ) -> None:  # fmt: skip
         ray = start(address)
-        self.place, count = room(ray.cluster_resources(), cores)
+        self.place, count = room(ray.cluster_resources(), cores, replicas)
         made = ray.remote(Replica).options(
             num_gpus=self.place.gpus, num_cpus=self.place.cores, max_restarts=RESTARTS, max_task_retries=RESTARTS
         )
-        self.replicas = [made.remote(source, dtype, self.place.device, cores) for _ in range(replicas or count)]
+        self.replicas = [made.remote(source, dtype, self.place.device, cores) for _ in range(count)]
         with told_here():
             identities = ray.get([each.identity.remote() for each in self.replicas])
         if any(each != identities[0] for each in identities):
@@ -138,14 +138,16 @@ def shares(prompts: Sequence[Any], batch_size: int, replicas: int) -> list[Share
     return found
 
 
-def room(resources: Mapping[str, float], cores: int) -> tuple[Place, int]:
-    """What a replica takes in a cluster with these resources, and how many there is room for."""
+def room(resources: Mapping[str, float], cores: int, wanted: int | None = None) -> tuple[Place, int]:
+    """What a replica takes in a cluster with these resources, and how many there are: as wanted, or all that fit."""
     gpus, total = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
-    if gpus:
-        return Place(1, 1), gpus
-    if total < cores:
-        raise TacgError(f"The cluster has {total} cores, a replica was to have {cores}: ask for fewer.")
-    return Place(0, cores), total // cores
+    place, fit = (Place(1, 1), gpus) if gpus else (Place(0, cores), total // cores)
+    if fit < (wanted or 1):
+        raise TacgError(
+            f"The cluster has {gpus} GPUs and {total} cores, too few for {wanted or 1} replicas with "
+            f"{'a GPU' if gpus else f'{cores} cores'} each: ask for less."
+        )
+    return place, wanted or fit
 
 
 def start(address: str) -> Any:
