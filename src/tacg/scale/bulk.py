@@ -6,6 +6,8 @@ each once, into a journal: started again, it goes on with the prompts that have 
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tacg.engine.request import resolve
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-READERS = {".jsonl": "read_json", ".json": "read_json", ".parquet": "read_parquet"}
+READERS = {".jsonl": "read_json", ".parquet": "read_parquet"}
 LENGTH = "_length"
 
 
@@ -35,10 +37,10 @@ def generate(
     resume       go on with `out`: only prompts without an answer are decoded
     """
     made, decode = resolve(policy, dict(settings))
+    names = _names(source, key, column)
     ray = start(address)
     place, count = room(ray.cluster_resources(), cores, replicas)
     data = _read(source)
-    names = _names(data, key, column, source)
     header = {
         "run": {"source": source.name, "rows": len(names), "key": key, "column": column},
         "model": {"model": model, "dtype": dtype},
@@ -97,21 +99,32 @@ class BulkReplica(Replica):
 def _read(source: Path) -> Any:
     import ray
 
-    if source.suffix not in READERS:
-        raise TacgError(f"`source` must end in {', '.join(READERS)}, got {source.name!r}.")
-    if not source.exists():
-        raise TacgError(f"There is no file {source}.")
     return getattr(ray.data, READERS[source.suffix])(str(source.resolve()))
 
 
-def _names(data: Any, key: str, column: str, source: Path) -> list[Any]:
-    """The names of all rows, in order; raises unless there are prompts and every name is there once."""
-    columns = data.schema().names
+def _names(source: Path, key: str, column: str) -> list[Any]:
+    """The names of all rows, in order; raises unless there are prompts and every name is there once.
+
+    Read here and not by Ray Data, which hands rows over in whatever order they come.
+    """
+    if source.suffix not in READERS:
+        raise TacgError(f"`source` must end in {' or '.join(READERS)}, got {source.name!r}.")
+    if not source.is_file():
+        raise TacgError(f"There is no file {source}.")
+    if source.suffix == ".parquet":
+        from pyarrow import parquet
+
+        columns = list(parquet.read_schema(source).names)
+        names = parquet.read_table(source, columns=[key]).column(key).to_pylist() if key in columns else []
+    else:
+        with source.open(encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file if line.strip()]
+        columns = list(rows[0]) if rows else []
+        names = [row.get(key) for row in rows]
     for name in (key, column):
         if name not in columns:
             raise TacgError(f"{source} has no column {name!r}, it has {', '.join(columns)}: say which to take.")
-    names = [row[key] for row in data.select_columns([key]).iter_rows()]
-    twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
-    if twice:
-        raise TacgError(f"Names must differ, but {min(map(str, twice))!r} of column {key!r} occurs twice in {source}.")
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise TacgError(f"Names must differ, but {name!r} of column {key!r} occurs {count} times in {source}.")
     return names
