@@ -19,7 +19,7 @@ FLOORS = [
     ["engine", "tasks"],
     ["llm"],
     ["experiments", "trace"],
-    ["serve", "integrations"],
+    ["serve", "scale", "integrations"],
     ["bench"],
     ["cli"],
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
@@ -112,6 +114,26 @@ class LLM:
         board = found.new_zeros(*ids.shape, found.shape[1])
         board[valid.to(device)] = found
         return board
+
+    @functools.cached_property
+    def identity(self) -> dict[str, str]:
+        """What tells this model from any other: its name, dtype, and digests of weights, config and tokenizer.
+
+        Of the weights a few values of every tensor are looked at, so that it takes no time for large models either.
+        """
+        tensors = list(getattr(self.model, "parameters", list)())
+        weights = hashlib.sha256(self.model.spec.name.encode())
+        for tensor in tensors:
+            weights.update(str(tensor.dtype).encode())
+            weights.update(tensor.flatten()[:64].to("cpu", torch.float32).numpy().tobytes())
+        config = replace(self.model.spec, name=""), getattr(self.model, "config", None)
+        return {
+            "model": self.model.spec.name,
+            "dtype": str(tensors[0].dtype).removeprefix("torch.") if tensors else "none",
+            "weights": weights.hexdigest()[:12],
+            "config": hashlib.sha256(repr(config).encode()).hexdigest()[:12],
+            "tokenizer": self.tokenizer.digest,
+        }
 
     def encode(self, prompt: Prompt, chat: bool | None = None) -> list[int]:
         """Ids of one prompt."""

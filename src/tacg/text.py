@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,11 @@ class Tokenizer:
             template.read_text(encoding="utf-8") if template.is_file() else _plain(self.config.get("chat_template"))
         )
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """Tells tokenizers apart, and their chat templates."""
+        return hashlib.sha256(f"{self._backend.to_str()}{self.chat_template}".encode()).hexdigest()[:12]
+
     def encode(self, text: str) -> list[int]:
         """Ids of a text. Special tokens written in the text become their ids; none are added."""
         try:
@@ -60,6 +66,10 @@ class Tokenizer:
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation, ready for the assistant's turn."""
+        return self.encode(self.render(messages))
+
+    def render(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
+        """A conversation as the chat template spells it; with `open_turn` ready for the assistant's turn."""
         if not self.chat_template:
             raise TacgError("This checkpoint has no chat template; pass plain text with chat=False.")
         for message in messages:
@@ -67,16 +77,16 @@ class Tokenizer:
                 raise TacgError(f"A message must be {{'role': str, 'content': str}}, got {message!r}.")
         specials = {name: _spelling(self.config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
         try:
-            text = (
+            text: str = (
                 _sandbox()
                 .from_string(self.chat_template)
-                .render(messages=messages, add_generation_prompt=True, **specials)
+                .render(messages=messages, add_generation_prompt=open_turn, **specials)
             )
         except TacgError:
             raise
         except Exception as error:  # a template may fail in any way that a program can
             raise TacgError(f"The checkpoint's chat template fails: {error}") from None
-        return self.encode(text)
+        return text
 
 
 def _backend(directory: Path, config: Mapping[str, Any]) -> Any:

@@ -223,14 +223,17 @@ CONTEXT = {
     "eps": {"support": "log_ratio", "support_lambda": 2.0, "gamma": 9.0, "k_extra": 1},
     "preserve_margin": {"m_base": 4, "tau_escape": 2.0},
     "m_base": {"tau_escape": 2.0, "k_extra": 0},
+    "m": {"tau_escape": 2.0, "kl_extra": 9.0, "threshold": 0.6},
+    "kl_extra": {"tau_escape": 2.0, "m": 1, "threshold": 0.6},
+    "allow_empty": {"tau_escape": 2.0, "m": 1},
     "w": {"support_lambda": 2.0},
     "beta": {"support_lambda": 2.0},
-    "tau_floor": {"m_extra": 1},
+    "tau_floor": {"m_extra": 1, "m": 1},
     "k_ratio": {"k_extra": 4, "m_extra": 1},
     "rejoin": {"threshold": 0.3, "m_base": 4, "m_extra": 1, "tau_escape": 2.0},
     "last_time": {"pace": "linspace", "steps": 6},
     "fallback": {"support_lambda": 3.0, "threshold": 1.0, "w": 2.0, "tau_floor": 1.0},
-    "strict": {"threshold": 1.0, "tau_escape": 0.0, "kl_threshold": 100.0, "history": 1},
+    "strict": {"threshold": 1.0, "tau_escape": 2.0, "m": 1, "m_base": 1, "kl_threshold": 100.0, "history": 1},
     "seed": {"temperature": 0.8},
 }
 
@@ -254,7 +257,11 @@ def test_law_9_no_dead_knobs_in_policies(name: str) -> None:
     if "kl_threshold" in policy.knobs():
         policy = policy.turn(kl_threshold=0.5)
     if "tau_floor" in policy.knobs():
-        policy = policy.turn(threshold=0.9, tau_floor=0.2, tau_escape=0.9, k_extra=1)
+        policy = policy.turn(threshold=0.9, tau_floor=0.2, tau_escape=0.9)
+    if "k_extra" in policy.knobs():
+        policy = policy.turn(k_extra=1)
+    if "kl_extra" in policy.knobs():
+        policy = policy.turn(kl_extra=9.0, threshold=0.6, support_lambda=0.5, m=2)
     dead = []
     for each in policy.knobs().values():
         context = CONTEXT.get(each.name, {})

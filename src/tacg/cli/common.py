@@ -43,6 +43,8 @@ Out = Annotated[
 Quick = Annotated[bool, typer.Option("--quick", help="A glance: few problems, few points.")]
 Seed = Annotated[int, typer.Option(help="Which problems.", min=0)]
 Split = Annotated[str, typer.Option(help="train, dev or test.")]
+Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, …")]
 Json = Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.")]
 
 
@@ -122,19 +124,21 @@ def load_model(name: str, *, dtype: str = "float32", device: str = "cpu") -> LLM
 
 @contextlib.contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
-    """A bar on stderr with the running accuracy; call what it gives with each item's correctness."""
+    """A bar on stderr with the running accuracy; call what it gives with each item's correctness and, if known, TPF."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=total)
-        seen: dict[str, list[bool]] = {}
+        seen: dict[str, list[tuple[bool, float | None]]] = {}
 
-        def tick(part: str, correct: bool) -> None:
-            seen.setdefault(part, []).append(correct)
-            share = 100 * sum(seen[part]) / len(seen[part])
-            bar.update(task, advance=1, description=f"{part} · {share:.0f} % right")
+        def tick(part: str, correct: bool, tpf: float | None = None) -> None:
+            seen.setdefault(part, []).append((correct, tpf))
+            share = 100 * sum(right for right, _ in seen[part]) / len(seen[part])
+            paces = [each for _, each in seen[part] if each is not None]
+            pace = f" · {sum(paces) / len(paces):.2f} TPF" if paces else ""
+            bar.update(task, advance=1, description=f"{part} · {share:.0f} % right{pace}")
 
         yield tick
 

@@ -11,6 +11,8 @@ from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
     Data,
+    Device,
+    Dtype,
     Json,
     Model,
     Seed,
@@ -24,8 +26,10 @@ from tacg.cli.common import (
     progress,
     show_tables,
 )
+from tacg.errors import TacgError
 
 if TYPE_CHECKING:
+    from tacg.experiments.evaluate import Decoder
     from tacg.llm import LLM
     from tacg.tasks import Task
 
@@ -37,9 +41,13 @@ tacg eval --task pocket-sudoku --n 1 --watch
 
 tacg eval --task pocket-sudoku --policy confidence --set threshold=0.7 --json
 
-tacg eval --task pocket-code --policy schedule --split dev --out runs/code.jsonl
+tacg eval --task pocket-code --policy schedule --out runs/code.jsonl      a row an item, kept as soon as it is graded
+
+tacg eval --task pocket-code --policy schedule --out runs/code.jsonl --resume      goes on after Ctrl-C or worse
 
 tacg eval --task gsm8k --data gsm8k_test.jsonl --policy tacg:llada/gsm8k --model ./LLaDA-8B-Instruct --limit 1319
+
+tacg eval --task gsm8k --policy tacg:llada/gsm8k --model ./LLaDA-8B-Instruct --ray auto --out runs/gsm8k.jsonl
 
 tacg eval --task mbpp --knob subset=all --knob protocol=lm-eval --model ./LLaDA2.0-mini"""
 
@@ -56,26 +64,47 @@ def main(
     setting: Settings = None,
     batch_size: BatchSize = 32,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the first problem resolving.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Append the row to this JSONL file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Results file: a header, then a row an item.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the results file.")] = False,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Decode on a Ray cluster: local, auto or HOST:PORT.")
+    ] = None,
+    cores: Annotated[int, typer.Option(help="--ray: cores of a replica where there are no GPUs.", min=1)] = 1,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
     """Grade a policy on a task."""
     from tacg.experiments.compare import tables
     from tacg.experiments.evaluate import evaluate
-    from tacg.experiments.rows import write_rows
     from tacg.experiments.show import provenance
 
+    if resume and out is None:
+        raise TacgError("--resume goes on with a results file: say which, --out FILE.")
     chosen, settings = load_task(task, data, knob or []), parse_settings(policy, setting or [])
-    llm = load_model(model)
-    if watch:
-        _watch_first(llm, chosen, policy, seed, split, settings)
-    with progress(f"{task} · {policy}", n) as tick:
-        row = evaluate(
-            llm, chosen, policy, n=n, seed=seed, split=split, batch_size=batch_size, settings=settings,
-            on_item=lambda item: tick(f"{task} · {policy}", item.correct),
-        ).row  # fmt: skip
-    if out is not None:
-        write_rows(out, [row])
+    decoder: Decoder
+    if ray is not None:
+        from tacg.scale import Fleet
+
+        if watch:
+            raise TacgError("--watch shows a row on this machine, --ray decodes elsewhere: use one of them.")
+        decoder = Fleet(model, address=ray, cores=cores, dtype=dtype)
+    else:
+        decoder = llm = load_model(model, dtype=dtype, device=device)
+        if watch:
+            _watch_first(llm, chosen, policy, seed, split, settings)
+    title = f"{task} · {policy}"
+    try:
+        with progress(title, n) as tick:
+            row = evaluate(
+                decoder, chosen, policy, n=n, seed=seed, split=split, batch_size=batch_size, settings=settings,
+                on_item=lambda item: tick(title, item.correct, item.tpf), out=out, resume=resume,
+            ).row  # fmt: skip
+    except KeyboardInterrupt:
+        if out is None:
+            raise
+        typer.secho(f"stopped; what was graded is in {out}: the same command with --resume goes on", err=True)
+        raise typer.Exit(130) from None
     if as_json:
         print_json(row)
     else:

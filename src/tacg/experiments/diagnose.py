@@ -15,7 +15,6 @@ import numpy as np
 
 from tacg.engine.events import Finished, Step
 from tacg.experiments.evaluate import settings_of, surroundings
-from tacg.experiments.grid import Sample, Tick, fingerprint
 from tacg.experiments.rows import Ledger, Row, key_of
 from tacg.experiments.show import Table
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from tacg.experiments.grid import Sample, Tick
     from tacg.llm import LLM
     from tacg.policies.probe import Probe
     from tacg.tasks import Task
@@ -84,7 +84,7 @@ def diagnose(
 ) -> list[Row]:  # fmt: skip
     """A row a task: match rates by confidence alone, by each signal within confidence, by support within both; AUCs."""
     ledger = ledger or Ledger()
-    weights, rows = fingerprint(llm), []
+    weights, rows = llm.identity["weights"], []
     for task in tasks:
         facts: Row = {
             "task": task.name, "model": llm.model.spec.name, "policy": policy.base.label, "weights": weights,

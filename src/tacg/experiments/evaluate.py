@@ -7,42 +7,46 @@ import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from tacg.engine.request import resolve
+from tacg.experiments.results import Item, Results
+from tacg.experiments.rows import key_of
 from tacg.experiments.stats import wilson
 from tacg.policies import find_preset
 from tacg.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
-    from tacg.llm import LLM
     from tacg.policies import Policy
-    from tacg.tasks import Task
+    from tacg.tasks import Problem, Task
     from tacg.types import Output
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One problem, decoded and graded."""
+PATHS = (
+    "data",
+    "shots_data",
+)  # knobs of tasks that name files: what counts is what is in them, and that is in the problems
 
-    id: str
-    correct: bool
-    score: float
-    steps: int
-    forwards: int
-    tokens: int
-    text: str
-    commit_steps: tuple[int, ...]
-    strict: bool | None = None
+
+class Decoder(Protocol):
+    """What decodes: an `LLM`, or many of them elsewhere."""
 
     @property
-    def tpf(self) -> float:
-        """Tokens per forward."""
-        return self.tokens / self.forwards
+    def identity(self) -> Mapping[str, str]:
+        """See `LLM.identity`."""
+        ...
+
+    def generate(
+        self, prompts: Any, policy: str | Policy = ..., *, batch_size: int = ...,
+        on_output: Callable[[int, Output], None] | None = ..., **settings: Any,
+    ) -> Any:  # fmt: skip
+        """See `LLM.generate`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class Evaluation:
 
 
 def evaluate(
-    llm: LLM,
+    llm: Decoder,
     task: Task,
     policy: str | Policy,
     *,
@@ -64,36 +68,88 @@ def evaluate(
     batch_size: int = 32,
     settings: dict[str, Any] | None = None,
     on_item: Callable[[Item], None] | None = None,
+    out: Path | None = None,
+    resume: bool = False,
 ) -> Evaluation:
-    """Decode `n` problems, or as many as there are, and grade them. Settings are the policy's or the decode's."""
+    """Decode `n` problems, or as many as there are, and grade them. Settings are the policy's or the decode's.
+
+    on_item  told every item, those of an interrupted run first
+    out      a results file; with `resume` only what is missing there is decoded
+    """
     settings = settings_of(task, policy, settings or {})
     problems = list(task.problems(split, n, seed))
-    prompts: list[Any] = [problem.asked for problem in problems]
-    graded: dict[int, Item] = {}
-    began = time.perf_counter()
-    with ThreadPoolExecutor(max_workers=2) as pool:  # grading may run programs; decoding goes on meanwhile
+    header = describe(llm, task, policy, settings, problems, split, seed)
+    with Results(out, header, resume=resume) as results:
+        if on_item is not None:
+            for known in results.items.values():
+                on_item(known)
+        left = [number for number in range(len(problems)) if number not in results.items]
 
-        def judge(number: int, output: Output) -> None:
-            grade = task.grade(problems[number], output.text)
-            graded[number] = Item(
-                problems[number].id, grade.correct, grade.score, output.steps, output.forwards, len(output.tokens),
-                output.text, tuple(commit.step for commit in output.commits), grade.strict,
-            )  # fmt: skip
+        def keep(place: int, output: Output) -> None:
+            item = graded(task, problems[left[place]], output)
+            results.add(left[place], item)
             if on_item is not None:
-                on_item(graded[number])
+                on_item(item)
 
-        jobs = []
-        llm.generate(
-            prompts, policy, batch_size=batch_size,
-            on_output=lambda number, output: jobs.append(pool.submit(judge, number, output)), **settings,
-        )  # fmt: skip
+        began = time.perf_counter()
+        if left:
+            _decode(llm, [problems[number].asked for number in left], policy, batch_size, settings, keep)
         decoded = time.perf_counter() - began
-        for job in jobs:
-            job.result()
-    items = tuple(graded[number] for number in range(len(problems)))
-    label = resolve(policy, settings)[0].label
-    facts = {"split": split, "batch_size": batch_size, "settings": settings, "dtype": dtype_of(llm)}
-    return Evaluation(items, summary(items, task.name, llm.model.spec.name, label, seed, decoded) | facts)
+        results.finish()
+        items = tuple(results.items[number] for number in range(len(problems)))
+    tokens = sum(items[number].tokens for number in left)
+    facts = {"split": split, "batch_size": batch_size, "settings": settings, "dtype": header["model"]["dtype"]}
+    row = summary(items, task.name, header["model"]["model"], header["run"]["policy"], seed)
+    return Evaluation(items, row | pace_of(tokens, decoded) | surroundings() | facts)
+
+
+def _decode(
+    llm: Decoder, prompts: list[Any], policy: str | Policy, batch_size: int, settings: Mapping[str, Any],
+    keep: Callable[[int, Output], None],
+) -> None:  # fmt: skip
+    """Decode prompts and hand every output over as soon as it is there, on another thread: grading may take a while."""
+    jobs = []
+    with ThreadPoolExecutor(max_workers=2) as pool:
+
+        def hand_over(place: int, output: Output) -> None:
+            if not output.error:  # a row that failed is no result: `generate` raises once the others are done
+                jobs.append(pool.submit(keep, place, output))
+
+        llm.generate(prompts, policy, batch_size=batch_size, on_output=hand_over, **settings)
+    for job in jobs:
+        job.result()
+
+
+def graded(task: Task, problem: Problem, output: Output) -> Item:
+    """An answer, judged."""
+    grade = task.grade(problem, output.text)
+    pace = [0] * output.steps
+    for commit in output.commits:
+        pace[commit.step - 1] += 1
+    return Item(
+        problem.id, grade.correct, grade.score, output.steps, output.forwards, len(output.tokens), output.text,
+        tuple(pace), grade.strict,
+    )  # fmt: skip
+
+
+def describe(
+    llm: Decoder, task: Task, policy: str | Policy, settings: dict[str, Any], problems: Sequence[Problem], split: str,
+    seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    """All that the answers of a run depend on. The batch is not part of it: no row feels its neighbours."""
+    made, decode = resolve(policy, settings)
+    asked = [(each.id, each.asked, each.answer, dict(each.data)) for each in problems]
+    return {
+        "run": {
+            "task": task.name, "split": split, "seed": seed, "n": len(problems), "policy": made.label,
+            "base": getattr(getattr(made, "base", None), "label", None), "data": key_of(problems=asked),
+        },
+        "model": dict(llm.identity),
+        "task": {name: value for name, value in task.values().items() if name not in PATHS},
+        "policy": made.values(),
+        "decode": {**decode.values(), "suppress": list(decode.suppress)},
+        "versions": {"tacg": __version__, "torch": torch.__version__},
+    }  # fmt: skip
 
 
 def settings_of(task: Task, policy: str | Policy, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,10 +163,10 @@ def settings_of(task: Task, policy: str | Policy, settings: Mapping[str, Any]) -
     return {"early_stop": False, **lengths, **settings}
 
 
-def summary(items: tuple[Item, ...], task: str, model: str, policy: str, seed: int, seconds: float) -> dict[str, Any]:
+def summary(items: Sequence[Item], task: str, model: str, policy: str, seed: int) -> dict[str, Any]:
     """The row of a run. `tpf` is the mean over items of tokens / forwards, `tpf_ratio` total over total."""
     n, hits = len(items), sum(item.correct for item in items)
-    tokens, forwards = sum(item.tokens for item in items), sum(item.forwards for item in items)
+    forwards = sum(item.forwards for item in items)
     return {
         "task": task,
         "model": model,
@@ -123,24 +179,20 @@ def summary(items: tuple[Item, ...], task: str, model: str, policy: str, seed: i
         "score": sum(item.score for item in items) / n,
         "steps": sum(item.steps for item in items) / n,
         "tpf": sum(item.tpf for item in items) / n,
-        "tpf_ratio": tokens / forwards,
+        "tpf_ratio": sum(item.tokens for item in items) / forwards,
         "forwards": forwards,
-        "seconds": seconds,
-        "tokens_per_second": tokens / seconds,
-        **surroundings(),
     }
 
 
-def strict_accuracy(items: tuple[Item, ...]) -> dict[str, float]:
+def strict_accuracy(items: Sequence[Item]) -> dict[str, float]:
     """What the released code would report, for the sets that it reports on."""
     strict = [item.strict for item in items if item.strict is not None]
     return {"accuracy_strict": sum(strict) / len(strict)} if strict else {}
 
 
-def dtype_of(llm: LLM) -> str:
-    """The type that the model computes in."""
-    weights = getattr(llm.model, "parameters", None)
-    return str(next(weights()).dtype).removeprefix("torch.") if weights else "none"
+def pace_of(tokens: int, seconds: float) -> dict[str, float]:
+    """Of what was decoded now; a resumed run has decoded the rest before."""
+    return {"seconds": seconds, "tokens_per_second": tokens / seconds if tokens else 0.0}
 
 
 def surroundings() -> dict[str, Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from tacg.engine.request import resolve
 from tacg.experiments.evaluate import evaluate, settings_of
@@ -16,9 +14,9 @@ from tacg.experiments.stats import mcnemar, paired_bootstrap
 from tacg.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from tacg.experiments.evaluate import Evaluation
+    from tacg.experiments.results import Item
     from tacg.llm import LLM
     from tacg.tasks import Task
 
@@ -51,7 +49,7 @@ def run(
 ) -> list[Row]:
     """A row for each cell, in order. `tick` is told each cell's name and correctness, item by item."""
     ledger = ledger or Ledger()
-    weights = fingerprint(llm)
+    weights = llm.identity["weights"]
     rows = []
     for cell in cells:
         name = cell.name or cell.policy
@@ -69,7 +67,7 @@ def run(
                 llm, cell.task, cell.policy, n=sample.n, seed=sample.seed, split=sample.split,
                 batch_size=sample.batch_size, settings=dict(cell.settings), on_item=told,
             )  # fmt: skip
-            row = ledger.add(key, made.row | by_item(made) | {"weights": weights})
+            row = ledger.add(key, made.row | by_item(made.items) | {"weights": weights})
         elif tick is not None:
             for mark in row["correct"]:
                 tick(f"{cell.task.name} · {name}", mark == "1")
@@ -77,17 +75,13 @@ def run(
     return rows
 
 
-def by_item(made: Evaluation) -> Row:
+def by_item(items: Sequence[Item]) -> Row:
     """What pairing and dynamics need of the items: correctness, steps, and mean commits at each step."""
-    longest = max(item.steps for item in made.items)
-    pace = [0] * longest
-    for item in made.items:
-        for step in item.commit_steps:
-            pace[step - 1] += 1
+    pace = [sum(counts) for counts in zip_longest(*(item.pace for item in items), fillvalue=0)]
     return {
-        "correct": "".join("1" if item.correct else "0" for item in made.items),
-        "item_steps": [item.steps for item in made.items],
-        "commits_by_step": [round(count / len(made.items), 4) for count in pace],
+        "correct": "".join("1" if item.correct else "0" for item in items),
+        "item_steps": [item.steps for item in items],
+        "commits_by_step": [round(count / len(items), 4) for count in pace],
     }
 
 
@@ -102,12 +96,3 @@ def paired(row: Row, base: Row) -> Row:
         "steps_diff": row["steps"] - base["steps"],
         "steps_diff_ci": list(paired_bootstrap(row["item_steps"], base["item_steps"])),
     }
-
-
-def fingerprint(llm: LLM) -> str:
-    """Tells weights apart: a digest of a few values of every tensor, and of their type."""
-    digest = hashlib.sha256(llm.model.spec.name.encode())
-    for tensor in getattr(llm.model, "parameters", list)():
-        digest.update(str(tensor.dtype).encode())
-        digest.update(tensor.flatten()[:64].to("cpu", torch.float32).numpy().tobytes())
-    return digest.hexdigest()[:12]

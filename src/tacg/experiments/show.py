@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -56,6 +58,30 @@ class Table:
         rule = ["---", *["---:"] * (len(self.columns) - 1)]
         body = "\n".join(f"| {' | '.join(line)} |" for line in (self.columns, rule, *self.lines))
         return f"**{self.title}**\n\n{body}\n" if self.title else f"{body}\n"
+
+    def csv(self) -> str:
+        """As comma-separated values; the title is the first column."""
+        file = io.StringIO()
+        lines = [("table", *self.columns), *((self.title, *line) for line in self.lines)]
+        csv.writer(file, lineterminator="\n").writerows(lines)
+        return file.getvalue()
+
+    def latex(self) -> str:
+        """As a table with booktabs' rules."""
+        lines = [" & ".join(_tex(word) for word in line) + r" \\" for line in (self.columns, *self.lines)]
+        columns = "l" + "r" * (len(self.columns) - 1)
+        rows = [lines[0], r"\midrule", *lines[1:]]
+        body = "\n".join([rf"\begin{{tabular}}{{{columns}}}", r"\toprule", *rows, r"\bottomrule", r"\end{tabular}"])
+        return f"\\begin{{table}}\n\\caption{{{_tex(self.title)}}}\n\\centering\n{body}\n\\end{{table}}\n"
+
+
+# What TeX reads as a command, or has no letter for; the backslash first.
+TEX = {"\\": r"\textbackslash ", "Δ": r"$\Delta$", "…": r"\ldots ", "±": r"$\pm$", "·": r"$\cdot$"}
+TEX |= {"~": r"\textasciitilde ", "^": r"\textasciicircum "} | {each: f"\\{each}" for each in "&%$#_{}"}
+
+
+def _tex(text: str) -> str:
+    return "".join(TEX.get(letter, letter) for letter in text)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tacg.engine.request import Decode, resolve
 from tacg.errors import TacgError, unknown
 from tacg.experiments.evaluate import surroundings
-from tacg.experiments.grid import Cell, Sample, Tick, fingerprint, run
+from tacg.experiments.grid import Cell, Sample, Tick, run
 from tacg.experiments.rows import Ledger, Row, key_of
 from tacg.experiments.show import Table
 from tacg.policies import get_policy
@@ -109,7 +109,7 @@ def by_agreement(
 ) -> Judge:  # fmt: skip
     """Quality is how much the answers are like those of one token a step; no labels are looked at."""
     lengths: dict[str, Any] = {"early_stop": False, **decode}
-    weights, asked = fingerprint(llm), list(prompts)
+    weights, asked = llm.identity["weights"], list(prompts)
     shape = {name: lengths[name] for name in ("gen_length", "block_length", "suppress") if name in lengths}
     careful = [llm.text(output.tokens) for output in llm.generate(asked, "schedule", batch_size=batch_size, **shape)]
 

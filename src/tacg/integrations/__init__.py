@@ -1,1 +1,1 @@
-"""TACG inside other people's engines: SGLang, transformers, dInfer. Which one to take: docs/engines.md."""
+"""Other people's tools and engines: lm-evaluation-harness, SGLang, transformers, dInfer. Each has its own extra."""

@@ -85,6 +85,9 @@ _BUILT_IN = {
     "confidence": "tacg.policies.confidence:Confidence",
     "klass": "tacg.policies.klass:Klass",
     "tacg": "tacg.policies.tacg:Tacg",
+    "tacg-released": "tacg.policies.tacg_released:TacgReleased",
+    "tacg-released-dream": "tacg.policies.tacg_released_dream:TacgReleasedDream",
+    "tacg-released-dream-ema": "tacg.policies.tacg_released_dream:TacgReleasedDreamEma",
 }
 _registered: dict[str, type[Policy]] = {}
 

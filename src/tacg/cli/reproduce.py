@@ -1,0 +1,161 @@
+"""Run the paper's tables and put the published figures beside ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tacg.cli.common import (
+    LONG,
+    BatchSize,
+    Json,
+    Seed,
+    load_model,
+    print_json,
+    progress,
+    publish,
+    show_tables,
+)
+from tacg.errors import TacgError, unknown
+
+if TYPE_CHECKING:
+    from tacg.experiments.reproduce import Stage
+    from tacg.experiments.rows import Row
+    from tacg.experiments.show import Table
+
+EPILOG = """[bold]Examples[/bold]
+
+tacg reproduce --dry-run                                     every table: runs, problems, forwards
+
+tacg reproduce table1 --model llada=./LLaDA-8B-Instruct --model dream=./Dream --device cuda
+
+tacg reproduce table3 --data humaneval=HumanEval.jsonl --data mbpp=sanitized-mbpp.json --device cuda
+
+tacg reproduce table1 --released --device cuda               the authors' code instead of their paper's rule
+
+tacg reproduce table3 --model pocket                         a rehearsal: the same plan on the pocket tasks"""
+
+FOOTNOTE = (
+    "forwards: by the steps that were published, else by length over TPF, which is the most it can be (rows of LLaDA2 "
+    "stop early); runs that several tables share are decoded once"
+)
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="table1 … table5, figures; default: all.")] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", "-m", help="NAME=DIRECTORY of llada, dream or llada2-mini; a built-in name rehearses."),
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(metavar="SET=FILE", help="File of a set; repeatable, else downloaded.")
+    ] = None,
+    released: Annotated[bool, typer.Option("--released", help="Gate as the authors' code does.")] = False,
+    n: Annotated[int | None, typer.Option("--n", "--limit", help="Problems a run at most.", min=1)] = None,
+    seed: Seed = 0,
+    batch_size: BatchSize = 32,
+    dtype: Annotated[str | None, typer.Option(help="Default: bfloat16, float32 in a rehearsal.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take; decode nothing.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Directory of the results files; default: under runs.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Play the paper's runs with their published settings; what is there already is not decoded again."""
+    from tacg.experiments.reproduce import NAMES, Stage, plan
+
+    wanted = names or list(NAMES)
+    for name in wanted:
+        if name not in NAMES:
+            raise unknown("table", name, NAMES)
+    rehearsal, places = _models(model or [])
+    stage = Stage(rehearsal, released, n, seed, _pairs("--data", data or []))
+    home = out or Path("runs") / "-".join(["reproduce", *([rehearsal] if rehearsal else []), *([str(n)] if n else [])])
+    if dry_run:
+        plans = [plan(name, stage, home) for name in wanted]
+        if as_json:
+            print_json(
+                {table.title: [dict(zip(table.columns, line, strict=True)) for line in table.lines] for table in plans}
+            )
+        else:
+            show_tables(plans, FOOTNOTE)
+        return
+
+    def load(name: str) -> Any:
+        where = rehearsal or places.get(name) or _checkpoint(name)
+        return load_model(where, dtype=dtype or ("float32" if rehearsal else "bfloat16"), device=device)
+
+    shown = [_play(name, stage, load, home, batch_size) for name in wanted]
+    if as_json:
+        print_json({name: [_plain(row) for row in rows] for name, (rows, _) in zip(wanted, shown, strict=True)})
+    else:
+        note = (
+            "a rehearsal: other model, other problems, so no differences"
+            if rehearsal
+            else "Δ items: problems more than published"
+        )
+        show_tables([table for _, found in shown for table in found], note)
+
+
+def _play(name: str, stage: Stage, load: Any, home: Path, batch_size: int) -> tuple[list[Row], list[Table]]:
+    """The rows of one table under one bar; its page goes beside the results files."""
+    from tacg.experiments.picture import draw_dynamics, draw_heat
+    from tacg.experiments.reproduce import heat_rows, lines_of, pace_rows, play, tables
+
+    lines = lines_of(name)
+    with progress(name, sum(stage.items(line) for line in lines)) as tick:
+        rows = play(lines, stage, load, home, batch_size, lambda title, item: tick(title, item.correct, item.tpf))
+    found = tables(name, rows)
+    draw: dict[str, Any] = {}
+    if name == "figures":
+        draw = {
+            f"{each}.png": lambda made, path, each=each: draw_heat(heat_rows(each, made), path)
+            for each in ("fig3", "fig4")
+        }
+        draw["fig5.png"] = lambda made, path: draw_dynamics(list(pace_rows(made)), path)
+    publish(f"The paper's {name}", rows, found, draw, home / name)
+    return rows, found
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    """A row as JSON, with what was published."""
+    line = row["line"]
+    published = {"accuracy": line.accuracy, "steps": line.steps, "tpf": line.tpf}
+    kept = {name: value for name, value in row.items() if name not in LONG | {"line"}}
+    return kept | {
+        "paper": {"model": line.model, "task": line.task, "policy": line.policy, "part": line.part, **published}
+    }
+
+
+def _models(words: list[str]) -> tuple[str, dict[str, str]]:
+    """A built-in model for a rehearsal, or where the paper's models are."""
+    from tacg.models.loading import BUILT_IN
+
+    if len(words) == 1 and words[0] in BUILT_IN:
+        return words[0], {}
+    if any("=" not in word for word in words):
+        raise TacgError(
+            f"`--model` takes NAME=DIRECTORY, or one built-in model for a rehearsal ({', '.join(BUILT_IN)}); "
+            f"got {' '.join(words)!r}."
+        )
+    from tacg.experiments.reproduce import paper
+
+    places = _pairs("--model", words)
+    for name in places:
+        if name not in paper()["models"]:
+            raise unknown("model of the paper", name, paper()["models"])
+    return "", places
+
+
+def _checkpoint(name: str) -> str:
+    from tacg.experiments.reproduce import paper
+
+    return str(paper()["models"][name]["checkpoint"])
+
+
+def _pairs(option: str, words: list[str]) -> dict[str, str]:
+    for word in words:
+        if "=" not in word:
+            raise TacgError(f"`{option}` must be written name=path, got {word!r}.")
+    return {name: path for name, _, path in (word.partition("=") for word in words)}

@@ -1,0 +1,45 @@
+"""Draw tables from results files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tacg.cli.common import LONG, Json, print_json, show_tables
+from tacg.errors import unknown
+
+FORMATS = ("text", "markdown", "csv", "latex")
+EPILOG = """[bold]Examples[/bold]
+
+tacg table runs/confidence.jsonl runs/tacg.jsonl         the first file is what the others are held against
+
+tacg table runs/*.jsonl --format latex > table.tex
+
+tacg table runs/*.jsonl --plot plane.png                 accuracy over tokens per forward"""
+
+
+def main(
+    files: Annotated[list[Path], typer.Argument(help="Results files of [cyan]tacg eval --out[/cyan].")],
+    form: Annotated[str, typer.Option("--format", "-f", help=f"One of {', '.join(FORMATS)}.")] = "text",
+    plot: Annotated[Path | None, typer.Option(help="Also draw accuracy over TPF into this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Tables of runs that were made before, finished or not; nothing is decoded."""
+    from tacg.experiments.show import provenance
+    from tacg.experiments.tabulate import rows_of, tables
+
+    if form not in FORMATS:
+        raise unknown("format", form, FORMATS)
+    rows = rows_of(files)
+    if plot is not None:
+        from tacg.experiments.picture import draw_plane
+
+        typer.secho(f"picture: {draw_plane(rows, plot)}", err=True)
+    if as_json:
+        print_json({"rows": [{name: value for name, value in row.items() if name not in LONG} for row in rows]})
+    elif form == "text":
+        show_tables(tables(rows), provenance(rows))
+    else:
+        typer.echo("\n".join(getattr(table, form)() for table in tables(rows)), nl=False)

@@ -1,0 +1,277 @@
+"""The paper's tables and figures: the runs they are made of (`paper.toml`), what was published, and ours beside it.
+
+Every run is a results file. Tables share runs, and what is there already is not decoded again.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from dataclasses import dataclass, field
+from importlib import resources
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+from tacg.engine.request import resolve
+from tacg.errors import TacgError, unknown
+from tacg.experiments.ablate import PARTS
+from tacg.experiments.evaluate import evaluate, settings_of
+from tacg.experiments.grid import by_item
+from tacg.experiments.show import Table, accuracy
+from tacg.tasks import get_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from tacg.experiments.evaluate import Decoder
+    from tacg.experiments.results import Item
+    from tacg.experiments.rows import Row
+    from tacg.tasks import Task
+
+NAMES = ("table1", "table2", "table3", "table4", "table5", "figures")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One run of the paper, and what was published for it; None where nothing was."""
+
+    model: str
+    task: str
+    policy: str
+    part: str = ""
+    gen_length: int | None = None
+    knobs: tuple[tuple[str, Any], ...] = ()
+    accuracy: float | None = None
+    steps: float | None = None
+    tpf: float | None = None
+
+
+@functools.cache
+def paper() -> dict[str, Any]:
+    """The whole of `paper.toml`."""
+    text = resources.files("tacg.experiments").joinpath("paper.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def lines_of(name: str) -> list[Line]:
+    """The runs of a table, or of the figures that are drawn from runs."""
+    if name not in NAMES:
+        raise unknown("table", name, NAMES)
+    if name == "figures":
+        return [*_lines("table3")[:4], *(line for figure in ("fig3", "fig4") for line in grid_of(figure))]
+    return _lines("table1" if name == "table5" else name)
+
+
+def _lines(table: str) -> list[Line]:
+    return [Line(**row) for row in paper()["tables"][table]]
+
+
+def grid_of(figure: str) -> list[Line]:
+    """The runs of Fig. 3 or 4: every pair of values of two axes; `a+b` moves two knobs together."""
+    facts = paper()["figures"]
+    (x, xs), (y, ys) = facts[figure].items()
+    return [
+        Line(facts["model"], facts["task"], facts["policy"], knobs=(*((name, a) for name in x.split("+")), (y, b)))
+        for a, b in product(xs, ys)
+    ]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where the plan is played.
+
+    rehearsal  a built-in model that stands in for all of the paper's, on pocket tasks; empty: the real thing
+    released   gate as the authors' code does instead of as their paper does
+    n          problems a run at most; None: all
+    data       files of the sets, by task; those that are not named are downloaded
+    """
+
+    rehearsal: str = ""
+    released: bool = False
+    n: int | None = None
+    seed: int = 0
+    data: Mapping[str, str] = field(default_factory=dict)
+
+    def policy(self, line: Line) -> str:
+        """The policy with its published settings."""
+        name, base = line.policy.partition("+")[::2]
+        if name == "tacg" and self.released:
+            name = _released(line.model, line.task, base)
+        known = "any" if line.model == "llada2-mini" else line.task
+        return f"{name}+{base}:{line.model}/{known}" if base else f"{name}:{line.model}/{known}"
+
+    def task(self, line: Line) -> Task:
+        """The set, or what stands in for it."""
+        if self.rehearsal:
+            return get_task(paper()["rehearsal"][line.task])
+        knobs = paper()["knobs"].get(line.model, {}).get(line.task, {})
+        data = {"data": self.data[line.task]} if line.task in self.data else {}
+        return get_task(line.task, **knobs, **data)
+
+    def items(self, line: Line) -> int:
+        """How many problems the run has."""
+        counts = paper()["items"]
+        whole: int = counts.get(line.model, {}).get(line.task, counts[line.task])
+        return whole if self.n is None else min(whole, self.n)
+
+    def settings(self, line: Line) -> dict[str, Any]:
+        """What the run changes in the published settings. A rehearsal keeps the proportions of lengths."""
+        changed = {**PARTS.get(line.part, {}), **dict(line.knobs)}
+        if self.released and "m_base" in changed:  # one length for both
+            changed = {name: value for name, value in changed.items() if name != "m_extra"}
+            changed["m"] = changed.pop("m_base")
+        if line.gen_length is not None:
+            length = line.gen_length
+            if self.rehearsal:
+                usual = resolve(self.policy(line), {})[1].gen_length
+                length = self.task(line).decode["gen_length"] * length // usual
+            changed["gen_length"] = length
+        return changed
+
+    def forwards(self, line: Line) -> int:
+        """About how many model calls it takes, by the steps or the TPF that were published."""
+        known = line if line.tpf else next(each for each in _lines("table1") if _same_run(each, line))
+        if known.steps is not None and not self.rehearsal:
+            return round(self.items(line) * known.steps)
+        spec = self.policy(line)
+        length: int = settings_of(self.task(line), spec, self.settings(line))["gen_length"]
+        return round(self.items(line) * length / (known.tpf or 1.0))
+
+    def file(self, line: Line) -> str:
+        """The name of its results file: equal runs of two tables have one."""
+        changed = [f"{name}={value}" for name, value in sorted(self.settings(line).items())]
+        return ".".join([line.model, line.task, self.policy(line).partition(":")[0], *changed]) + ".jsonl"
+
+
+def _same_run(one: Line, other: Line) -> bool:
+    return (one.model, one.task, one.policy) == (other.model, other.task, other.policy)
+
+
+def _released(model: str, task: str, base: str) -> str:
+    """Which of the released rules the authors ran."""
+    if model == "llada":
+        return "tacg-released"
+    if model == "dream":
+        return "tacg-released-dream-ema" if (base, task) == ("klass", "humaneval") else "tacg-released-dream"
+    raise TacgError(f"The code for {model} was not released; leave out --released, or table2.")
+
+
+def play(
+    lines: Sequence[Line], stage: Stage, load: Callable[[str], Decoder], home: Path, batch_size: int = 32,
+    tick: Callable[[str, Item], None] | None = None,
+) -> list[Row]:  # fmt: skip
+    """A row a run, in order; models are loaded one after the other by `load`, which is told the paper's name."""
+    rows: dict[int, Row] = {}
+    for model in dict.fromkeys(line.model for line in lines):
+        llm = load(model)
+        for number, line in enumerate(lines):
+            if line.model == model:
+                rows[number] = _play_one(llm, line, stage, home, batch_size, tick)
+    return [rows[number] for number in range(len(lines))]
+
+
+def _play_one(
+    llm: Decoder, line: Line, stage: Stage, home: Path, batch_size: int, tick: Callable[[str, Item], None] | None
+) -> Row:
+    title = f"{line.model} · {line.task} · {line.policy}" + (f" · {line.part}" if line.part else "")
+    made = evaluate(
+        llm, stage.task(line), stage.policy(line), n=stage.items(line), seed=stage.seed, batch_size=batch_size,
+        settings=stage.settings(line), out=home / stage.file(line), resume=True,
+        on_item=(lambda item: tick(title, item)) if tick is not None else None,
+    )  # fmt: skip
+    whole = len(made.items) == Stage().items(line)
+    return made.row | by_item(made.items) | {"line": line, "whole": whole, "rehearsal": bool(stage.rehearsal)}
+
+
+# -- what is shown ----------------------------------------------------------------------------------------------------
+
+PLAN = ("run", "set", "problems", "gen", "published %", "steps", "TPF", "forwards", "done")
+COLUMNS = ("run", "set", "n", "accuracy %", "strict %", "paper %", "Δ items", "steps", "paper", "TPF", "paper")
+
+
+def plan(name: str, stage: Stage, home: Path) -> Table:
+    """What a table would take: runs, problems, forwards, and how much of it is done already."""
+    body, runs = [], {stage.file(line): line for line in lines_of(name)}
+    for file, line in runs.items():
+        gen = settings_of(stage.task(line), stage.policy(line), stage.settings(line))["gen_length"]
+        path, items = home / file, stage.items(line)
+        done = max(0, len(path.read_bytes().splitlines()) - 1) if path.exists() else 0
+        body.append((
+            _name(line), stage.task(line).name, str(items), str(gen), _shown(line.accuracy), _shown(line.steps),
+            _shown(line.tpf), f"{stage.forwards(line):,}", f"{done}" if done else "",
+        ))  # fmt: skip
+    items, forwards = (sum(count(line) for line in runs.values()) for count in (stage.items, stage.forwards))
+    body.append((f"{len(runs)} runs", "", f"{items:,}", "", "", "", "", f"{forwards:,}", ""))
+    return Table(name, PLAN, tuple(body))
+
+
+def tables(name: str, rows: Sequence[Row]) -> list[Table]:
+    """The paper's figures beside ours; differences are in problems, where model and problems are the paper's."""
+    if name == "table5":
+        return [_steps_table(rows)]
+    lines = []
+    for row in rows:
+        line: Line = row["line"]
+        ours = row[paper()["models"][line.model]["tpf"]]
+        lines.append((
+            _name(line), row["task"], str(row["n"]), accuracy(row), _shown(row.get("accuracy_strict"), 100),
+            _shown(line.accuracy), _items(row), f"{row['steps']:.2f}", _shown(line.steps), f"{ours:.2f}",
+            _shown(line.tpf),
+        ))  # fmt: skip
+    return [Table(name, COLUMNS, tuple(lines))]
+
+
+def _steps_table(rows: Sequence[Row]) -> Table:
+    """The paper's Table 5: steps of a decoder and of TACG over it."""
+    steps = {(row["line"].model, row["line"].task, row["line"].policy): row for row in rows}
+    lines = []
+    for (model, task, policy), row in steps.items():
+        gated = steps.get((model, task, "tacg" if policy == "confidence" else f"tacg+{policy}"))
+        if gated is None:
+            continue
+        pairs = [(row["steps"], gated["steps"]), (row["line"].steps, gated["line"].steps)]
+        changes = [f"{100 * (after - before) / before:+.2f}" for before, after in pairs]
+        words = [
+            word for pair, change in zip(pairs, changes, strict=True) for word in (*(f"{x:.2f}" for x in pair), change)
+        ]
+        lines.append((f"{model} · {task}", policy, *words))
+    columns = ("run", "over", "steps", "with TACG", "Δ %", "paper", "with TACG", "Δ %")
+    return Table("table5", columns, tuple(lines))
+
+
+def _items(row: Row) -> str:
+    """How many problems more than published; by the released extraction where there is one, as in the paper."""
+    published = row["line"].accuracy
+    if row["rehearsal"] or published is None:
+        return ""
+    more = row["n"] * (row.get("accuracy_strict", row["accuracy"]) - published / 100)
+    return f"{round(more):+d}" if row["whole"] else f"{more:+.1f}"
+
+
+def _name(line: Line) -> str:
+    words = [line.model, line.task, line.policy, line.part, *(f"{name}={value}" for name, value in line.knobs)]
+    return " · ".join(word for word in words if word) + (f" · {line.gen_length}" if line.gen_length else "")
+
+
+def _shown(value: float | None, scale: float = 1.0) -> str:
+    return "" if value is None else f"{scale * value:.2f}"
+
+
+def heat_rows(figure: str, rows: Sequence[Row]) -> list[Row]:
+    """The rows of Fig. 3 or 4, as `draw_heat` takes them."""
+    x, y = paper()["figures"][figure]
+    wanted = grid_of(figure)
+    return [
+        row | {"x": row["line"].knobs[0][1], "y": row["line"].knobs[-1][1], "x_name": x, "y_name": y, "spec": "tacg"}
+        for row in rows if row["line"] in wanted
+    ]  # fmt: skip
+
+
+def pace_rows(rows: Sequence[Row]) -> Iterator[Row]:
+    """The rows of Fig. 5, as `draw_dynamics` takes them."""
+    for row in rows:
+        line = row["line"]
+        if not line.knobs:
+            name = "baseline" if line.policy == "confidence" else line.part or "TACG"
+            yield row | {"gate": "tacg", "over": "confidence", "name": name}

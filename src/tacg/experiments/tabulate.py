@@ -1,0 +1,58 @@
+"""Tables of results files: a row a file, and what changes against the first file on the same problems."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tacg.errors import TacgError
+from tacg.experiments.evaluate import summary
+from tacg.experiments.grid import by_item, paired
+from tacg.experiments.results import read_results
+from tacg.experiments.show import Table, accuracy, change
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tacg.experiments.rows import Row
+
+COLUMNS = ("policy", "n", "accuracy %", "steps", "TPF", "total TPF", "Δ accuracy", "p", "Δ steps")
+
+
+def row_of(path: Path) -> Row:
+    """The row of a results file, finished or not: `n` is what is there, `of` what was asked for."""
+    header, items = read_results(path)
+    if not items:
+        raise TacgError(f"{path} has no items yet; go on with it (tacg eval --resume).")
+    run, ordered = header["run"], tuple(items[number] for number in sorted(items))
+    row = summary(ordered, run["task"], header["model"]["model"], run["policy"], run["seed"])
+    facts = {"of": run["n"], "split": run["split"], "data": run["data"], "dtype": header["model"]["dtype"]}
+    return row | facts | by_item(ordered) | {"version": header["versions"]["tacg"], "name": path.stem}
+
+
+def rows_of(paths: Sequence[Path]) -> list[Row]:
+    """A row a file; the first one on the same problems is what the others are paired with."""
+    rows = [row_of(path) for path in paths]
+    first: dict[str, Row] = {}
+    for row in rows:
+        first.setdefault(row["data"], row)
+    return [
+        row | paired(row, base) if (base := first[row["data"]]) is not row and base["n"] == row["n"] else row
+        for row in rows
+    ]
+
+
+def tables(rows: Sequence[Row]) -> list[Table]:
+    """A table a task and model."""
+    made = []
+    for task, model in dict.fromkeys((row["task"], row["model"]) for row in rows):
+        lines = [
+            (
+                row["policy"], str(row["n"]) if row["n"] == row["of"] else f"{row['n']} of {row['of']}", accuracy(row),
+                f"{row['steps']:.2f}", f"{row['tpf']:.2f}", f"{row['tpf_ratio']:.2f}", change(row, "accuracy", 100),
+                f"{row['mcnemar_p']:.2g}" if row.get("base") else "", change(row, "steps"),
+            )
+            for row in rows if (row["task"], row["model"]) == (task, model)
+        ]  # fmt: skip
+        made.append(Table(f"{task}, {model}", COLUMNS, tuple(lines)))
+    return made

@@ -1,0 +1,144 @@
+"""A model for lm-evaluation-harness (EleutherAI), named `tacg`. Needs the extra `lm-eval`.
+
+    python -m tacg.integrations.lm_eval run --model tacg --model_args pretrained=./LLaDA,policy=tacg --tasks gsm8k
+
+is `lm_eval` with this model in it: the harness finds models by import, not by entry point. In a program, importing this
+module is enough.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import lm_eval.models  # noqa: F401 (registers the harness's own models; ours alone would hide them)
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+
+from tacg.engine.request import Decode
+from tacg.errors import TacgError
+from tacg.experiments.likelihood import monte_carlo
+from tacg.llm import LLM, load
+from tacg.policies import get_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lm_eval.api.instance import Instance
+
+    from tacg.types import Output
+
+LOG = logging.getLogger("tacg.lm_eval")
+
+
+@register_model("tacg")
+class TacgLM(LM):
+    """A diffusion language model and the policy that it is decoded with.
+
+    pretrained    a built-in name, a directory or a hub id; or an `LLM`
+    policy        as everywhere: "tacg", "tacg+klass", "tacg:llada/gsm8k"
+    mc_num        samples of the Monte-Carlo estimate of a log-likelihood (LLaDA's evaluation: 128)
+    check_greedy  also tell whether one token a step writes the answer: as many forwards as it has tokens
+    settings      knobs of decode and policy; `gen_length` wins over what a task asks for (`max_gen_toks`)
+    """
+
+    def __init__(
+        self, pretrained: str | LLM = "tiny", policy: str = "tacg", batch_size: int | str = 32, mc_num: int = 128,
+        check_greedy: bool = False, dtype: str = "float32", device: str | None = None,
+        max_batch_size: int | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.llm = pretrained if isinstance(pretrained, LLM) else load(pretrained, dtype=dtype, device=device or "cpu")
+        self.policy, self.mc_num, self.check_greedy, self.settings = policy, int(mc_num), check_greedy, settings
+        self.rows = int(batch_size) if str(batch_size).isdigit() else int(max_batch_size or 32)
+        if self.mc_num < 1:
+            raise TacgError(f"`mc_num` must be >= 1, got {mc_num}.")
+        Decode().turn(**{name: value for name, value in settings.items() if name in Decode().knobs()})
+        get_policy(policy, **{name: value for name, value in settings.items() if name not in Decode().knobs()})
+
+    # -- text ------------------------------------------------------------------------------------------------------
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Answers, cut at the first stop string. Requests that want the same are decoded as one batch."""
+        groups: dict[tuple[int, float], list[int]] = {}
+        for number, request in enumerate(requests):
+            groups.setdefault(self._wants(request.args[1]), []).append(number)
+        found: dict[int, str] = {}
+        for (length, temperature), numbers in groups.items():
+            prompts = [requests[number].args[0] for number in numbers]
+            settings = {"gen_length": length, "temperature": temperature, **self.settings}
+            outputs = self.llm.generate(prompts, self.policy, chat=False, batch_size=self.rows, **settings)
+            for number, output in zip(numbers, outputs, strict=True):
+                found[number] = cut(output.text, requests[number].args[1].get("until"))
+                self.cache_hook.add_partial("generate_until", requests[number].args, found[number])
+            _tell(outputs)
+        return [found[number] for number in range(len(requests))]
+
+    def _wants(self, asked: dict[str, Any]) -> tuple[int, float]:
+        """Length and temperature of a request."""
+        length = self.settings.get("gen_length") or asked.get("max_gen_toks") or Decode().gen_length
+        sampled = asked.get("do_sample", True)
+        return int(length), float(asked.get("temperature") or 0.0) if sampled else 0.0
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """A conversation as text, special tokens and all."""
+        return self.llm.tokenizer.render(chat_history, open_turn=add_generation_prompt)
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """The checkpoint's template, for the harness's record."""
+        return self.llm.tokenizer.chat_template or ""
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Tells request caches apart."""
+        return f"{self.llm.model.spec.name}-{self.llm.tokenizer.digest}".replace("/", "__")
+
+    # -- log-likelihood --------------------------------------------------------------------------------------------
+
+    def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Estimated log p(continuation | context) by `mc_num` samples, and whether it is the greedy answer."""
+        found = []
+        for request in requests:
+            context, answer = self._encode_pair(*request.args)
+            value = monte_carlo(self.llm, context, answer, self.mc_num, self.rows)
+            found.append((value, self.check_greedy and self._greedy(context, answer)))
+            self.cache_hook.add_partial("loglikelihood", request.args, found[-1])
+        return found
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Ids of both, cut where the context ends; its trailing spaces belong to the continuation."""
+        kept = context.rstrip()
+        continuation = context[len(kept) :] + continuation
+        both, first = self.llm.tokenizer.encode(kept + continuation), self.llm.tokenizer.encode(kept)
+        if both[: len(first)] != first or len(both) == len(first):  # a token reaches over the edge
+            return first or [self.llm.model.spec.eos_ids[0]], self.llm.tokenizer.encode(continuation)
+        return first or [self.llm.model.spec.eos_ids[0]], both[len(first) :]
+
+    def _greedy(self, context: list[int], answer: list[int]) -> bool:
+        length = len(answer)
+        written = self.llm.generate(context, "schedule", gen_length=length, block_length=length, early_stop=False)
+        return written.tokens == tuple(answer)
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
+        """Not offered: a diffusion model has no left-to-right perplexity."""
+        raise NotImplementedError("tacg: perplexity over a whole text is not defined here; use loglikelihood tasks.")
+
+
+def cut(text: str, until: str | Sequence[str] | None) -> str:
+    """The text up to the first of the stop strings."""
+    for stop in [until] if isinstance(until, str) else until or []:
+        if stop:
+            text = text.partition(stop)[0]
+    return text
+
+
+def _tell(outputs: Sequence[Output]) -> None:
+    mean = sum(output.tpf for output in outputs) / len(outputs)
+    steps = sum(output.steps for output in outputs) / len(outputs)
+    LOG.info("%s: %d answers, %.1f steps, %.2f tokens per forward", outputs[0].policy, len(outputs), steps, mean)
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

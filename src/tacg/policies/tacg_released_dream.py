@@ -1,0 +1,113 @@
+"""TACG as its authors released it for Dream: Wang et al., 2026, the code beside the paper; two rules.
+
+Neither has an EMA of logits: support is what a proposal's probability has gained since the previous step, all of it
+at a first observation. The History Gate admits promotions only; the base set never passes it. Their fallback draws a
+token at temperature 0.2 to pick the position; here it is the most confident one. docs/paper-and-code.md has every
+difference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from tacg.gate import persistence
+from tacg.knobs import knob
+from tacg.policies.base import State, Wrapper
+from tacg.policies.tacg_released import Released, refuse_without_threshold
+from tacg.types import Contrast, Decision, Needs, top
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tacg.types import Signals
+
+PREVIOUS = Contrast(w=0.0, beta=0.0)  # an EMA that forgets at once is the previous step
+
+
+def gain(signals: Signals) -> Tensor:
+    """float [R, W]: what the proposal's probability has gained since the previous step."""
+    before = signals.known(signals.eligible).reference.masked_fill(signals.first, 0.0)
+    return (signals.confidence - before).clamp(min=0.0)
+
+
+@dataclass(frozen=True)
+class TacgReleasedDream(Released):
+    """The rule of the released Dream code: the base set, promotions that persist, and whatever is above the escape.
+
+    Over `confidence` it is their `…capped_extra`, over `klass` their `dream_klass_tilg`.
+    """
+
+    name: ClassVar[str] = "tacg-released-dream"
+
+    @property
+    def needs(self) -> Needs:
+        """The base policy's, and the previous step."""
+        return self.base.needs | Needs("reference", contrast=PREVIOUS)
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """Add to the base set."""
+        below, base_state = self.base.decide(signals, state["base"])
+        streak = persistence(signals, state["tokens"], state["streak"])
+        support = gain(signals)
+        readiness = signals.confidence + self.support_lambda * support
+        near = self.near(signals, state, below.base) & (streak >= self.m)
+        extra = top(readiness, near, self.budget(below.base))
+        escaped = signals.eligible & (signals.confidence >= self.tau_escape)
+        decision = Decision(
+            base=below.base, extra=(extra | escaped) & ~below.base, rank=signals.confidence,
+            notes={**below.notes, "streak": streak, "support": support, "readiness": readiness},
+        )  # fmt: skip
+        return decision, {"tokens": signals.token, "streak": streak, "base": base_state}
+
+
+@dataclass(frozen=True)
+class TacgReleasedDreamEma(Wrapper):
+    """The other rule of the released Dream code (`klass_ours_full`): an EMA of confidences, no budget.
+
+    Added to the base set: calm positions that persist and whose averaged confidence, with support, reaches the base
+    policy's threshold; and whatever is above the escape.
+    """
+
+    name: ClassVar[str] = "tacg-released-dream-ema"
+
+    support_lambda: float = knob(0.01, "weight of support", symbol="λ", low=0)
+    beta: float = knob(0.95, "decay of the averaged confidence", symbol="β", low=0, high=1)
+    tau_floor: float = knob(
+        0.8, "averaged confidence below which support does not count", symbol="τ_floor", low=0, high=1
+    )
+    tau_escape: float = knob(0.95, "confidence that needs nothing else (above 1: never)", symbol="τ_esc", low=0)
+    m: int = knob(3, "steps a promotion must persist", symbol="m", low=1)
+    kl_extra: float = knob(0.001, "divergence up to which a position is calm", symbol="ε_extra", low=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_without_threshold(self)
+
+    @property
+    def needs(self) -> Needs:
+        """The base policy's, the previous step, and the divergence from it."""
+        return self.base.needs | Needs("kl", "reference", contrast=PREVIOUS)
+
+    def start(self, rows: int, width: int, device: torch.device) -> State:
+        """tokens and streak int64, average float [rows, width]; base: the wrapped policy's state."""
+        board = torch.zeros(rows, width, dtype=torch.int64, device=device)
+        average = torch.zeros(rows, width, dtype=torch.float64, device=device)
+        return {"tokens": board, "streak": board, "average": average, "base": self.base.start(rows, width, device)}
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """Add to the base set."""
+        below, base_state = self.base.decide(signals, state["base"])
+        streak = persistence(signals, state["tokens"], state["streak"])
+        sure = signals.confidence.double()
+        average = torch.where(signals.first, sure, self.beta * state["average"] + (1 - self.beta) * sure)
+        score = average + self.support_lambda * gain(signals) * (average >= self.tau_floor)
+        lasting = (streak >= self.m) & (signals.kl <= self.kl_extra)
+        more = (score >= self.base.values()["threshold"]) & lasting | (sure >= self.tau_escape)
+        decision = Decision(
+            base=below.base, extra=more & signals.eligible & ~below.base, rank=signals.confidence,
+            notes={**below.notes, "streak": streak, "average": average, "readiness": score},
+        )  # fmt: skip
+        return decision, {"tokens": signals.token, "streak": streak, "average": average, "base": base_state}

@@ -1,0 +1,130 @@
+"""Whole files of prompts through a model on a Ray cluster, with Ray Data.
+
+Ray Data reads the files, keeps the replicas busy and repeats what a lost one was doing. The driver writes the answers,
+each once, into a journal: started again, it goes on with the prompts that have none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from tacg.engine.request import resolve
+from tacg.errors import TacgError
+from tacg.experiments.journal import Journal
+from tacg.scale.fleet import Replica, room, start, told_here
+from tacg.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+READERS = {".jsonl": "read_json", ".parquet": "read_parquet"}
+LENGTH = "_length"
+
+
+def generate(
+    source: Path, out: Path, *, model: str, policy: str = "tacg", key: str = "id", column: str = "prompt",
+    address: str = "local", replicas: int | None = None, cores: int = 1, dtype: str = "float32",
+    batch_size: int = 32, resume: bool = False, on_row: Callable[[dict[str, Any]], None] | None = None,
+    **settings: Any,
+) -> int:  # fmt: skip
+    """Answer every prompt of a JSONL or Parquet file; returns how many answers the file `out` has in the end.
+
+    key, column  the columns of the rows' names, which must differ, and of the prompts
+    out          JSONL: a header, then a row a prompt with text, tokens, steps and forwards, in the order of the source
+    resume       go on with `out`: only prompts without an answer are decoded
+    """
+    made, decode = resolve(policy, dict(settings))
+    names = _names(source, key, column)
+    ray = start(address)
+    place, count = room(ray.cluster_resources(), cores, replicas)
+    data = _read(source)
+    header = {
+        "run": {"source": source.name, "rows": len(names), "key": key, "column": column},
+        "model": {"model": model, "dtype": dtype},
+        "policy": {"policy": made.label, **made.values()},
+        "decode": decode.values(),
+        "versions": {"tacg": __version__},
+    }
+    with Journal(out, header, resume=resume) as journal:
+        answers = {row[key]: row for row in journal.rows}
+        known = set(answers)
+        left = data.filter(lambda row: row[key] not in known) if known else data
+        lengths = left.map(lambda row: {key: row[key], column: row[column], LENGTH: len(row[column])})
+        shares = lengths.sort(LENGTH, descending=True).repartition(target_num_rows_per_block=batch_size)
+        answered = shares.map_batches(
+            BulkReplica, batch_size=batch_size, num_cpus=place.cores, num_gpus=place.gpus,
+            compute=ray.data.ActorPoolStrategy(size=count),
+            fn_constructor_args=(model, dtype, place.device, cores, policy, dict(settings), key, column),
+        )  # fmt: skip
+        if len(known) < len(names):
+            with told_here():
+                for row in answered.iter_rows():
+                    if row[key] not in answers:  # a repeated share comes twice
+                        answers[row[key]] = row
+                        journal.append(row)
+                        if on_row is not None:
+                            on_row(row)
+        journal.put_in_order(answers[name] for name in names if name in answers)
+    return len(answers)
+
+
+class BulkReplica(Replica):
+    """A replica that takes Ray Data's batches: columns of many rows."""
+
+    def __init__(
+        self, source: str, dtype: str, device: str, threads: int, policy: str, settings: dict[str, Any], key: str,
+        column: str,
+    ) -> None:  # fmt: skip
+        super().__init__(source, dtype, device, threads)
+        self.policy, self.settings, self.key, self.column = policy, settings, key, column
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The batch's answers."""
+        prompts = [str(prompt) for prompt in batch[self.column]]
+        found = dict(self.decode(list(enumerate(prompts)), self.policy, len(prompts), self.settings))
+        outputs = [found[number] for number in range(len(prompts))]
+        return {
+            self.key: list(batch[self.key]),
+            "text": [output.text for output in outputs],
+            "tokens": [len(output.tokens) for output in outputs],
+            "steps": [output.steps for output in outputs],
+            "forwards": [output.forwards for output in outputs],
+            "finish_reason": [output.finish_reason for output in outputs],
+        }
+
+
+def _read(source: Path) -> Any:
+    import ray
+
+    return getattr(ray.data, READERS[source.suffix])(str(source.resolve()))
+
+
+def _names(source: Path, key: str, column: str) -> list[Any]:
+    """The names of all rows, in order; raises unless there are prompts and every name is there once.
+
+    Read here and not by Ray Data, which hands rows over in whatever order they come.
+    """
+    if source.suffix not in READERS:
+        raise TacgError(f"`source` must end in {' or '.join(READERS)}, got {source.name!r}.")
+    if not source.is_file():
+        raise TacgError(f"There is no file {source}.")
+    if source.suffix == ".parquet":
+        from pyarrow import parquet
+
+        columns = list(parquet.read_schema(source).names)
+        names = parquet.read_table(source, columns=[key]).column(key).to_pylist() if key in columns else []
+    else:
+        with source.open(encoding="utf-8") as file:
+            rows = [json.loads(line) for line in file if line.strip()]
+        columns = list(rows[0]) if rows else []
+        names = [row.get(key) for row in rows]
+    for name in (key, column):
+        if name not in columns:
+            raise TacgError(f"{source} has no column {name!r}, it has {', '.join(columns)}: say which to take.")
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise TacgError(f"Names must differ, but {name!r} of column {key!r} occurs {count} times in {source}.")
+    return names

@@ -1,0 +1,180 @@
+"""A fleet: the same model on many GPUs or cores of a Ray cluster, behind the interface of one.
+
+Ray does what a cluster needs: it places the replicas, starts one again when it is lost and repeats what that one was
+doing. A repeated decode gives the same rows, and the driver takes each row once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tacg.errors import LogitsError, TacgError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from tacg.policies import Policy
+    from tacg.types import Output
+
+RESTARTS = 3  # of a replica, and repeats of what it was doing: more than that is not bad luck
+Share = list[tuple[int, Any]]  # numbered prompts
+
+
+class Replica:
+    """A model in a process of its own."""
+
+    def __init__(self, source: str, dtype: str, device: str, threads: int) -> None:
+        import torch
+
+        from tacg.llm import load
+
+        if device == "cpu":
+            torch.set_num_threads(threads)
+        self.llm = load(source, dtype=dtype, device=device)
+
+    def identity(self) -> dict[str, str]:
+        """See `LLM.identity`."""
+        return self.llm.identity
+
+    def decode(
+        self, share: Share, policy: str | Policy, batch_size: int, settings: Mapping[str, Any]
+    ) -> list[tuple[int, Output]]:
+        """The outputs of some prompts. Rows that fail say so themselves."""
+        found: list[tuple[int, Output]] = []
+        keep = lambda place, output: found.append((share[place][0], output))  # noqa: E731
+        try:
+            self.llm.generate(
+                [prompt for _, prompt in share], policy, batch_size=batch_size, on_output=keep, **settings
+            )
+        except LogitsError:
+            if len(found) < len(share):
+                raise
+        return found
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a replica takes: a GPU, or some cores."""
+
+    gpus: int
+    cores: int
+
+    @property
+    def device(self) -> str:
+        """Where its model computes."""
+        return "cuda" if self.gpus else "cpu"
+
+
+class Fleet:
+    """Replicas of a model on a Ray cluster; decodes as an `LLM` does.
+
+    source    as of `tacg.load`; a directory must be there on every machine
+    address   of the cluster: "auto" or host:port; "local" starts one on this machine
+    replicas  how many; default: one a GPU, or where there are none one for every `cores` cores
+    """
+
+    def __init__(
+        self, source: str, *, address: str = "local", replicas: int | None = None, cores: int = 1,
+        dtype: str = "float32",
+    ) -> None:  # fmt: skip
+        ray = start(address)
+        self.place, count = room(ray.cluster_resources(), cores, replicas)
+        made = ray.remote(Replica).options(
+            num_gpus=self.place.gpus, num_cpus=self.place.cores, max_restarts=RESTARTS, max_task_retries=RESTARTS
+        )
+        self.replicas = [made.remote(source, dtype, self.place.device, cores) for _ in range(count)]
+        with told_here():
+            identities = ray.get([each.identity.remote() for each in self.replicas])
+        if any(each != identities[0] for each in identities):
+            raise TacgError(f"{source!r} is not the same model on every machine of the cluster; copy it afresh.")
+        self.identity: dict[str, str] = identities[0]
+
+    def generate(
+        self, prompts: Sequence[Any], policy: str | Policy = "tacg", *, batch_size: int = 32,
+        on_output: Callable[[int, Output], None] | None = None, **settings: Any,
+    ) -> list[Output]:  # fmt: skip
+        """As `LLM.generate` of a list. Whoever is idle takes the next share, long prompts first, small shares last."""
+        from ray.util import ActorPool
+
+        from tacg.engine.loop import refuse_failures
+
+        if isinstance(settings.get("seed"), Sequence):
+            raise TacgError("A fleet takes one `seed` for all prompts; seeds of their own need an LLM.")
+        pool, outputs = ActorPool(self.replicas), dict[int, Any]()
+        todo = shares(prompts, batch_size, len(self.replicas))
+        for share in todo:
+            pool.submit(lambda actor, mine: actor.decode.remote(mine, policy, batch_size, settings), share)
+        while pool.has_next():
+            with told_here():
+                done = pool.get_next_unordered()
+            for number, output in done:
+                if number not in outputs:
+                    outputs[number] = output
+                    if on_output is not None:
+                        on_output(number, output)
+        ordered = [outputs[number] for number in range(len(prompts))]
+        refuse_failures(ordered)
+        return ordered
+
+    def close(self) -> None:
+        """Give the replicas' places back."""
+        import ray
+
+        for each in self.replicas:
+            ray.kill(each)
+
+
+def shares(prompts: Sequence[Any], batch_size: int, replicas: int) -> list[Share]:
+    """Numbered prompts, long ones first, in shares that get smaller towards the end so that all finish together."""
+    left = sorted(enumerate(prompts), key=lambda pair: -len(str(pair[1])))
+    found = []
+    while left:
+        size = max(1, min(batch_size, len(left) // (2 * replicas)))
+        found.append(left[:size])
+        left = left[size:]
+    return found
+
+
+def room(resources: Mapping[str, float], cores: int, wanted: int | None = None) -> tuple[Place, int]:
+    """What a replica takes in a cluster with these resources, and how many there are: as wanted, or all that fit."""
+    gpus, total = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
+    place, fit = (Place(1, 1), gpus) if gpus else (Place(0, cores), total // cores)
+    if fit < (wanted or 1):
+        raise TacgError(
+            f"The cluster has {gpus} GPUs and {total} cores, too few for {wanted or 1} replicas with "
+            f"{'a GPU' if gpus else f'{cores} cores'} each: ask for less."
+        )
+    return place, wanted or fit
+
+
+def start(address: str) -> Any:
+    """Ray, joined to the cluster."""
+    try:
+        import ray
+    except ImportError:
+        raise TacgError("Scaling out needs Ray: pip install 'tacg[ray]'.") from None
+    if not ray.is_initialized():
+        try:
+            ray.init(address=address, log_to_driver=False, include_dashboard=False if address == "local" else None)
+        except (ConnectionError, ValueError) as error:
+            raise TacgError(f"No Ray cluster at {address!r}: {error} Start one, or say --ray local.") from None
+    return ray
+
+
+@contextlib.contextmanager
+def told_here() -> Iterator[None]:
+    """A user's mistake in a replica is one here, without Ray's tracebacks."""
+    import ray
+
+    try:
+        yield
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, TacgError):
+            raise error.cause from None
+        raise
+    except ray.exceptions.RayActorError as error:
+        cause = str(error).splitlines()[0]
+        raise TacgError(f"Replicas are lost again and again ({cause}); is there enough memory for them?") from None
