@@ -13,7 +13,7 @@ JEMALLOC ?= $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2 /usr/lib/libjemal
 
 .PHONY: demo test test-engines lint format setup pocket clean
 
-demo: .venv/run.stamp  ## watch a diffusion language model at work on a sudoku, then put four decoders side by side
+demo: .venv/run.stamp  ## watch a diffusion language model solve a sudoku, then put four decoders side by side
 	$(BIN)/tacg eval --task pocket-sudoku --policy tacg --n 1 --watch
 	$(BIN)/tacg compare --n 40 --out runs/demo
 

@@ -25,7 +25,8 @@ class Bold(tacg.Policy):
 
 
 if __name__ == "__main__":
-    llm = tacg.load("tiny")
+    llm = tacg.load("pocket")
+    story = "Mia has 20 apples. On Monday she buys 5 more. How many apples does Mia have now?"
     for policy in ("bold", "tacg+bold"):
-        out = llm.generate("Hello", policy=policy, lead=0.7, gen_length=64)
+        out = llm.generate(story, policy=policy, lead=0.7, gen_length=64)
         print(f"{out.policy:32} {out.steps:3} steps, {out.tpf:.2f} tokens per forward")

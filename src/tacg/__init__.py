@@ -1,7 +1,7 @@
 """tacg: decide when a diffusion language model commits a token, from the trajectory of its logits.
 
     import tacg
-    llm = tacg.load("tiny")
+    llm = tacg.load("pocket")
     out = llm.generate("Hello", policy="tacg")
 
 Names are loaded on first use: importing this package imports neither torch nor anything else that is heavy.

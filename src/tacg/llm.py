@@ -176,7 +176,7 @@ class LLM:
 
 
 def load(
-    source: str | Path = "tiny", *, dtype: str = "float32", device: str = "cpu", revision: str | None = None,
+    source: str | Path = "pocket", *, dtype: str = "float32", device: str = "cpu", revision: str | None = None,
     offline: bool = False, tell: Callable[[int, int], None] | None = None,
 ) -> LLM:  # fmt: skip
     """Load a model.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tacg.tasks import Task
 
 
-DEFAULT_MODEL = "tiny"
+DEFAULT_MODEL = "pocket"
 LONG = {"correct", "item_steps", "commits_by_step"}  # columns that hold a value for every problem
 
 # Options that several verbs take, in the same words.

@@ -8,7 +8,7 @@ EPILOG = """[bold]Examples[/bold]
 
 tacg models
 
-tacg generate "Hello" --model tiny
+tacg generate "Hello" --model pocket
 
 tacg generate "Hello" --model ./LLaDA-8B-Instruct --dtype bfloat16 --device cuda"""
 

@@ -18,7 +18,7 @@ tacg serve --policy tacg+klass --set gen_length=64  what requests get that do no
 
 TACG_API_KEY=… tacg serve --host 0.0.0.0            for other machines, with a key
 
-curl -H 'Content-Type: application/json' -d '{"model": "tiny", "prompt": "Hello"}' http://127.0.0.1:8000/v1/completions"""
+curl -H 'Content-Type: application/json' -d '{"model": "pocket", "prompt": "Hello"}' http://127.0.0.1:8000/v1/completions"""
 
 
 def main(

@@ -43,6 +43,7 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], Network]] = {
     "llada2_moe_veomni": lambda config: Llada2(Llada2Config.read(config)),
 }
 BUILT_IN = {
+    "pocket": "a trained LLaDA of 2 million parameters; it knows the pocket tasks (`tacg tasks`) and nothing else",
     "tiny": "random weights that have learned nothing: the machinery is real, the text is noise",
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -87,6 +88,8 @@ def _device(name: str) -> torch.device:
 
 def locate(source: str | Path, *, revision: str | None = None, offline: bool = False) -> Path:
     """The checkpoint's directory: a built-in name, a local directory, or a hub id that is downloaded."""
+    if str(source) == "pocket":
+        return Path(__file__).parent / "pocket"
     if str(source) == "tiny":
         from tacg.models.tiny import tiny_checkpoint
 

@@ -43,8 +43,6 @@ RETURNS = {
     "return {xs}": "{xs}",
     "return the sum of {xs}": "sum({xs})",
     "return how many are in {xs}": "len({xs})",
-    "return the largest of {xs} or 0": "max({xs}, default=0)",
-    "return the smallest of {xs} or 0": "min({xs}, default=0)",
 }
 
 

@@ -27,7 +27,7 @@ class PocketSudoku(Task):
 
     size: str = knob("4", "cells along a side", choices=("4", "6"))
     puzzles: int = knob(4, "puzzles in a problem", low=1, high=9)
-    clues: int | None = knob(None, "clues at least (none: 6 of 16, 16 of 36)", low=0)
+    clues: int | None = knob(None, "clues at least (none: 7 of 16, 16 of 36)", low=0)
 
     name: ClassVar[str] = "pocket-sudoku"
 
@@ -41,7 +41,7 @@ class PocketSudoku(Task):
     def draw(self, rng: random.Random) -> tuple[str, Problem]:
         """Some puzzles; equal solutions are the same problem."""
         size = int(self.size)
-        least = self.clues if self.clues is not None else {4: 6, 6: 16}[size]
+        least = self.clues if self.clues is not None else {4: 7, 6: 16}[size]
         solutions = [_full_grid(size, rng) for _ in range(self.puzzles)]
         puzzles = [_thin_out(solution, size, least, rng) for solution in solutions]
         rows, columns = BOX[size]
