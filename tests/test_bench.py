@@ -11,7 +11,7 @@ import pytest
 from tacg.experiments.rows import read_rows
 from tests.test_cli import TACG
 
-KINDS = {"scan": 5, "gate": 12, "memory": 3, "decode": 3, "cache": 10, "load": 2}
+KINDS = {"scan": 6, "gate": 12, "memory": 3, "decode": 3, "cache": 10, "load": 2}
 
 
 @pytest.mark.parametrize("kind", KINDS)

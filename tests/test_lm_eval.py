@@ -14,7 +14,6 @@ import tacg
 from tacg import TacgError
 from tacg.experiments.evaluate import evaluate
 from tacg.experiments.likelihood import monte_carlo
-from tacg.knobs import Knobs
 from tacg.tasks import Grade, Problem, Task
 
 QUESTIONS = [f"What follows {number}?" for number in range(6)]
@@ -22,7 +21,7 @@ SHAPE = {"gen_length": 16, "block_length": 8}
 
 
 @dataclass(frozen=True)
-class Said(Knobs, Task):
+class Said(Task):
     """Right is what the model says anyway, for every other question: a task that a random model gets half right."""
 
     answers: tuple[str, ...] = ()

@@ -99,7 +99,7 @@ def test_code_references_do_something() -> None:
     """The hidden inputs tell programs apart: few references return the same on all of them."""
     problems = list(get_task("pocket-code").problems(n=60))
     assert len(inputs(problems[0].data["seed"])) == 10
-    assert sum(len({str(out) for out in reference_outputs(problem)}) > 2 for problem in problems) > 45
+    assert sum(len({str(out) for out in reference_outputs(problem)}) > 2 for problem in problems) > 40
 
 
 REFERENCE = "def f(xs):\n    return sum(xs)"

@@ -32,7 +32,7 @@ def test_without_promotions_no_reference_is_kept() -> None:
 
 def test_every_policy_can_be_gated() -> None:
     for name in policy_names():
-        if name != "tacg":
+        if not name.startswith("tacg"):  # the released rules are gates themselves
             policy, _ = read_settings({"base": name})
             assert policy.label.startswith("tacg")
 

@@ -186,7 +186,18 @@ def test_slow_readers_hold_up_nobody(llm: tacg.LLM) -> None:
 
 def started(*words: str) -> tuple[subprocess.Popen[str], str]:
     """`tacg serve` in a process of its own."""
-    command = [sys.executable, "-c", "from tacg.cli.main import run; run()", "serve", "--port", "0", "--json", *words]
+    command = [
+        sys.executable,
+        "-c",
+        "from tacg.cli.main import run; run()",
+        "serve",
+        "-m",
+        "tiny",
+        "--port",
+        "0",
+        "--json",
+        *words,
+    ]
     there = os.environ | {"PYTHONPATH": str(Path(tacg.__file__).parents[1])}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=there)
     assert process.stdout is not None

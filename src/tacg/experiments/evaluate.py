@@ -148,7 +148,7 @@ def describe(
         "task": {name: value for name, value in task.values().items() if name not in PATHS},
         "policy": made.values(),
         "decode": {**decode.values(), "suppress": list(decode.suppress)},
-        "versions": {"tacg": __version__, "torch": torch.__version__},
+        "versions": {"tacg": __version__, "torch": str(torch.__version__)},
     }  # fmt: skip
 
 
@@ -198,4 +198,4 @@ def pace_of(tokens: int, seconds: float) -> dict[str, float]:
 def surroundings() -> dict[str, Any]:
     """What a number was measured with."""
     hardware = f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    return {"version": __version__, "torch": torch.__version__, "hardware": hardware}
+    return {"version": __version__, "torch": str(torch.__version__), "hardware": hardware}

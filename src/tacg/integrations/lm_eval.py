@@ -43,7 +43,7 @@ class TacgLM(LM):
     """
 
     def __init__(
-        self, pretrained: str | LLM = "tiny", policy: str = "tacg", batch_size: int | str = 32, mc_num: int = 128,
+        self, pretrained: str | LLM = "pocket", policy: str = "tacg", batch_size: int | str = 32, mc_num: int = 128,
         check_greedy: bool = False, dtype: str = "float32", device: str | None = None,
         max_batch_size: int | None = None, **settings: Any,
     ) -> None:  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
@@ -38,14 +37,21 @@ def describe(llm: LLM, defaults: Defaults, limits: Limits) -> dict[str, Any]:
 
 
 def _spellings() -> list[str]:
-    """Every policy, and every wrapper over each that it can wrap; those of other packages as far as they load."""
-    plain: list[str] = []
-    wrappers: list[str] = []
-    for name in policy_names():
-        with contextlib.suppress(TacgError):
-            get_policy(name)
-            (wrappers if issubclass(policy_class(name), Wrapper) else plain).append(name)
-    return [*wrappers, *plain, *(f"{outer}+{inner}" for outer in wrappers for inner in plain if inner != "confidence")]
+    """Every policy, and every wrapper over each that it can wrap, as far as they load."""
+    names = [name for name in policy_names() if _loads(name)]
+    wrappers = [name for name in names if issubclass(policy_class(name), Wrapper)]
+    plain = [name for name in names if name not in wrappers]
+    both = [f"{outer}+{inner}" for outer in wrappers for inner in plain if inner != "confidence"]
+    return [*wrappers, *plain, *filter(_loads, both)]
+
+
+def _loads(name: str) -> bool:
+    """Not so of broken packages, and of two policies that have knobs of the same name."""
+    try:
+        get_policy(name)
+    except TacgError:
+        return False
+    return True
 
 
 def _policy(name: str) -> dict[str, Any]:
