@@ -26,7 +26,10 @@ class Bold(tacg.Policy):
 
 if __name__ == "__main__":
     llm = tacg.load("pocket")
-    story = "Mia has 20 apples. On Monday she buys 5 more. How many apples does Mia have now?"
+    story = (
+        "Ivy has 52 pencils. On Monday she sells 9. On Tuesday she gets 4 from Zoe. "
+        "On Wednesday she leaves 9 at school. On Thursday she finds 6 more. How many pencils does Ivy have now?"
+    )
     for policy in ("bold", "tacg+bold"):
         out = llm.generate(story, policy=policy, lead=0.7, gen_length=64)
         print(f"{out.policy:32} {out.steps:3} steps, {out.tpf:.2f} tokens per forward")
