@@ -382,7 +382,7 @@ def test_knobs_of_a_task_are_checked(tmp_path: Path) -> None:
     for words, told in {
         ("--knob", "protocl=paper"): "Unknown knob of gsm8k 'protocl'. Did you mean 'protocol'",
         ("--knob", "protocol=mine"): "`protocol` must be paper | lm-eval, got 'mine'",
-        ("--knob", "shots"): "A knob must be written name=value, got 'shots'",
+        ("--knob", "shots"): "A knob of gsm8k must be written name=value, got 'shots'",
         ("--task", "pocket-math"): "pocket-math is generated, not a set; --task must be one of gsm8k",
     }.items():
         with pytest.raises(TacgError) as caught:

@@ -60,14 +60,19 @@ def parse_value(policy_knobs: Mapping[str, Knob], pair: str) -> tuple[str, Any]:
     """One `name=value` as a typed setting of a policy with these knobs, or of the decode."""
     from tacg.engine.request import Decode
 
-    known = Decode().knobs() | dict(policy_knobs)
+    name, equals, value = pair.partition("=")
+    if name == "suppress" and equals:
+        return name, tuple(_id(word) for word in value.split(","))
+    return _typed(pair, Decode().knobs() | dict(policy_knobs), "setting", ("suppress",))
+
+
+def _typed(pair: str, known: Mapping[str, Knob], what: str, others: Sequence[str] = ()) -> tuple[str, Any]:
+    """One `name=value` as the knob of that name reads it; `others` are names that are known, too."""
     name, equals, value = pair.partition("=")
     if not equals:
-        raise TacgError(f"A setting must be written name=value, got {pair!r}.")
-    if name == "suppress":
-        return name, tuple(_id(word) for word in value.split(","))
+        raise TacgError(f"A {what} must be written name=value, got {pair!r}.")
     if name not in known:
-        raise unknown("setting", name, [*known, "suppress"])
+        raise unknown(what, name, [*known, *others])
     return name, known[name].parse(value)
 
 
@@ -76,14 +81,7 @@ def load_task(name: str, data: Path | None = None, pairs: Sequence[str] = ()) ->
     from tacg.tasks import benchmark_names, get_task
 
     known: Mapping[str, Knob] = get_task(name).knobs()
-    values: dict[str, Any] = {}
-    for pair in pairs:
-        knob, equals, value = pair.partition("=")
-        if not equals:
-            raise TacgError(f"A knob must be written name=value, got {pair!r}.")
-        if knob not in known:
-            raise unknown(f"knob of {name}", knob, known)
-        values[knob] = known[knob].parse(value)
+    values = dict(_typed(pair, known, f"knob of {name}") for pair in pairs)
     if data is not None:
         if "data" not in known:
             raise TacgError(f"{name} is generated and takes no --data; {', '.join(benchmark_names())} do.")
@@ -131,14 +129,13 @@ def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=total)
-        seen: dict[str, list[tuple[bool, float | None]]] = {}
+        seen: dict[str, tuple[int, int, float]] = {}  # items so far, right ones, the sum of their TPF
 
         def tick(part: str, correct: bool, tpf: float | None = None) -> None:
-            seen.setdefault(part, []).append((correct, tpf))
-            share = 100 * sum(right for right, _ in seen[part]) / len(seen[part])
-            paces = [each for _, each in seen[part] if each is not None]
-            pace = f" · {sum(paces) / len(paces):.2f} TPF" if paces else ""
-            bar.update(task, advance=1, description=f"{part} · {share:.0f} % right{pace}")
+            count, right, paces = seen.get(part, (0, 0, 0.0))
+            count, right, paces = seen[part] = count + 1, right + correct, paces + (tpf or 0.0)
+            pace = "" if tpf is None else f" · {paces / count:.2f} TPF"
+            bar.update(task, advance=1, description=f"{part} · {100 * right / count:.0f} % right{pace}")
 
         yield tick
 

@@ -9,6 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from tacg.errors import TacgError
+from tacg.experiments.rows import parse_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -104,26 +105,14 @@ def _differences(there: Any, here: Any, name: str = "") -> Iterator[tuple[str, A
 def _read(file: BinaryIO, path: Path, *, mend: bool = False) -> tuple[Row | None, list[Row]]:
     """Header and rows. What a crash left after the last whole row is not read, and with `mend` cut off."""
     file.seek(0)
-    content = file.read()
-    whole = content.rfind(b"\n") + 1
-    if mend and whole < len(content):
-        file.truncate(whole)
-    rows = [_parsed(line, path, number) for number, line in enumerate(content[:whole].splitlines(), start=1)]
+    rows, end = parse_rows(file.read(), path)
+    if mend:
+        file.truncate(end)
     if not rows:
         return None, []
     if "run" not in rows[0]:
         raise TacgError(f"{path} is no results file: its first row must say `run`, got {', '.join(rows[0])}.")
     return rows[0], rows[1:]
-
-
-def _parsed(line: bytes, path: Path, number: int) -> Row:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        row = None
-    if not isinstance(row, dict):
-        raise TacgError(f"{path}, line {number}: not a JSON row; delete the line, --resume makes it again.")
-    return row
 
 
 def _lock(file: BinaryIO, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
@@ -26,16 +27,22 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a JSONL file. A last line that was cut off in the middle is left out."""
-    lines = path.read_text(encoding="utf-8").split("\n")
+    return parse_rows(path.read_bytes(), path)[0]
+
+
+def parse_rows(content: bytes, path: Path) -> tuple[list[Row], int]:
+    """The rows of a JSONL file's content, and how many bytes they take: a crash may have cut off what follows."""
+    end = content.rfind(b"\n") + 1
     rows = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(content[:end].splitlines(), start=1):
         try:
-            if line:
-                rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            if number < len(lines):
-                raise TacgError(f"{path}, line {number}: not a JSON row; delete the line or the file.") from None
-    return rows
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise TacgError(f"{path}, line {number}: not a JSON row; delete the line, it will be made again.")
+        rows.append(row)
+    return rows, end
 
 
 class Ledger:
@@ -43,10 +50,11 @@ class Ledger:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        rows = read_rows(path) if path is not None and path.exists() else []
-        if path is not None and path.exists() and not path.read_bytes().endswith(b"\n"):
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")  # mend a cut-off line
-        self.rows = {row["key"]: row for row in rows if "key" in row}
+        self.rows: dict[str, Row] = {}
+        if path is not None and path.exists():
+            rows, end = parse_rows(path.read_bytes(), path)
+            os.truncate(path, end)  # mend a cut-off line
+            self.rows = {row["key"]: row for row in rows if "key" in row}
 
     def get(self, key: str) -> Row | None:
         """The row that was made under this key."""

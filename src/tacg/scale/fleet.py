@@ -44,7 +44,10 @@ class Replica:
     ) -> list[tuple[int, Output]]:
         """The outputs of some prompts. Rows that fail say so themselves."""
         found: list[tuple[int, Output]] = []
-        keep = lambda place, output: found.append((share[place][0], output))  # noqa: E731
+
+        def keep(place: int, output: Output) -> None:
+            found.append((share[place][0], output))
+
         try:
             self.llm.generate(
                 [prompt for _, prompt in share], policy, batch_size=batch_size, on_output=keep, **settings
