@@ -144,7 +144,8 @@ def commit_rule(
     support = torch.zeros_like(confidence)
     if signals.later is not None or "reference" in signals.measured:
         asked = _undecided(signals, base, candidates, budget, goal, config)
-        support = torch.where(asked, temporal_support(signals.known(asked), config), support)
+        if bool(asked.any()):
+            support = torch.where(asked, temporal_support(signals.known(asked), config), support)
     readiness = confidence + config.support_lambda * support
     if config.peak is not None:
         candidates &= support.abs() <= config.peak

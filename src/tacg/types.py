@@ -186,6 +186,8 @@ def top(score: Tensor, among: Tensor, k: Tensor | int) -> Tensor:
     limit = k[:, None] if isinstance(k, Tensor) else k
     if not bool((among.sum(dim=1, keepdim=True) > limit).any()):
         return among  # everybody is
+    if not bool((torch.as_tensor(limit) > 0).any()):
+        return torch.zeros_like(among)
     score = score.clamp(min=torch.finfo(score.dtype).min)  # -inf is what the others get
     order = score.masked_fill(~among, -torch.inf).sort(dim=1, descending=True, stable=True).indices
     width = torch.arange(score.shape[1], device=score.device)

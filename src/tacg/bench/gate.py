@@ -1,6 +1,8 @@
 """What `commit_step` costs in somebody's own loop: over the length of the prompt, and as positions are committed.
 
 floor  one `logsumexp` and one `lerp_` over as many positions as are masked
+lazy   support measured where it can change a decision, as the engine does
+eager  support measured everywhere, as traces want it
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tacg.bench.scan import Steps
 from tacg.bench.timing import race
 from tacg.experiments.evaluate import surroundings
 from tacg.experiments.show import Table
@@ -30,8 +33,8 @@ def measure(*, quick: bool = False, rounds: int = 15) -> Iterator[Row]:
     shapes = [(64, BLOCK), (64, BLOCK // 2), (64, BLOCK // 8)]
     shapes += [(128, BLOCK)] if quick else [(512, BLOCK), (2048, BLOCK)]
     for prompt, masked in shapes:
-        generator = torch.Generator().manual_seed(0)
-        logits = torch.randn(1, prompt + BLOCK, vocabulary, generator=generator)
+        logits = torch.full((1, prompt + BLOCK, vocabulary), -1.0)
+        logits[0, prompt : prompt + masked] = Steps(prompt, masked, vocabulary).next()
         mask = torch.zeros(1, prompt + BLOCK, dtype=torch.bool)
         mask[0, prompt : prompt + masked] = True
         runners = {
@@ -54,7 +57,7 @@ def _floor(logits: Tensor) -> Callable[[], object]:
 
 
 def _gate(logits: Tensor, mask: Tensor, *, lazy: bool) -> Callable[[], object]:
-    state, config = GateState(), GateConfig(tau_floor=0.0, m_extra=1, tau_escape=2.0)
+    state, config = GateState(), GateConfig(tau_floor=0.3, m_base=9, k_extra=2)
     base = torch.zeros_like(mask)
     return lambda: commit_step(logits, mask, base, state, config, lazy=lazy)
 

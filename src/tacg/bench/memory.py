@@ -36,10 +36,11 @@ none = torch.zeros(0, dtype=torch.int64)
 def steps(memory, left):
     state = policy.start(1, positions, torch.device("cpu"))
     for _ in range(4):
-        look = Look(logits, slots, memory, policy.needs, hidden=Hidden(states, head, none))
-        signals = observe(look, observed, observed, step=count, steps=count + positions)
+        seen = observed & (torch.arange(positions) < left)
+        look = Look(logits[:left], slots[:left], memory, policy.needs, hidden=Hidden(states[:left], head, none))
+        signals = observe(look, seen, seen, step=count, steps=count + positions)
         _, state = policy.decide(signals, state)
-        look.follow(None if left == positions else torch.arange(positions) < left)
+        look.follow()
 
 def resident():
     with open("/proc/self/status") as file:

@@ -45,14 +45,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How many problems: of the comparison, of the other tables, of a map's point; trials, and problems of a trial."""
+    """How many problems: of the comparison, of the other tables, of a map's point; trials (fewer where there are few
+    knobs), and problems of a trial.
+    """
 
     test: int = 1000
-    part: int = 150
+    part: int = 128
     point: int = 40
     trials: int = 24
     trial: int = 48
-    thresholds: tuple[float, ...] = (0.5, 0.7, 0.8, 0.9, 0.95)
+    thresholds: tuple[float, ...] = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
 
     @classmethod
     def glance(cls) -> Scale:
@@ -94,9 +96,12 @@ class Study:
         title = f"{task.name} · tuning {policy}" + ("" if labels else " without labels")
         if title not in self.trials:
             scale, space = self.scale, tune.space_of(policy)
-            with self.bar(title, scale.trials * scale.trial) as tick:
+            start = tune.defaults(policy, space)
+            first = [start, *(start | {"threshold": threshold} for threshold in scale.thresholds)]
+            trials = min(scale.trials, max(len(first), 4 * len(space)))
+            with self.bar(title, trials * scale.trial) as tick:
                 judge = self.judge(task, policy, labels, scale.trial, tick)
-                rows = tune.tune(judge, space, scale.trials, self.seed, [tune.defaults(policy, space)])
+                rows = tune.tune(judge, space, trials, self.seed, first)
             best = tune.front(rows)
             with self.bar(f"{title}, second look", scale.part * len(best)) as tick:
                 judge = self.judge(task, policy, labels, scale.part, tick)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WIDE = 1 << 14  # values of a row from which on it is worked on in place
-TOGETHER = max(2, torch.get_num_threads())  # wide rows at a time: softmax takes a core for each
+TOGETHER = max(2, torch.get_num_threads())  # rows at a time, or a multiple of it: softmax takes a core for each
+ROOMY = 1 << 17  # values for each of them that still stay in the cache
 CHUNK = 512  # values whose maximum is taken before anybody asks which of them it was
 UNDOABLE = 0.5  # decay from which on an EMA can be followed before its past is asked for
 NOTHING = torch.tensor(SMOOTHING, dtype=torch.float64).log().item()
@@ -81,7 +82,7 @@ def contrast(
     """As `reference.contrast`; `beta` if the reference has followed these logits: past = z + (now - z) / beta."""
     kind = torch.promote_types(logits.dtype, torch.float32)
     before, readout = token.new_empty((2, len(token)), dtype=kind)
-    step = TOGETHER if logits.shape[1] >= WIDE else len(token)
+    step = _together(logits.shape[1]) if logits.shape[1] >= WIDE else len(token)
     for start in range(0, len(token), step):
         part = slice(start, start + step)
         z = _gathered("one", logits, rows[part], kind).clamp_min_(SUPPRESSED)
@@ -134,12 +135,17 @@ def _pieces(size: int, rows: Tensor | None, slots: Tensor, first: Tensor) -> Ite
         yield Piece(slice(0, count), slice(None) if rows is None else rows, slots, first if some else False)
         return
     keys = list(zip(range(count) if rows is None else rows.tolist(), slots.tolist(), first.tolist(), strict=True))
-    start = 0
+    start, most = 0, _together(size)
     for stop in range(1, count + 1):
         (row, slot, new), gap = keys[start], stop - start
-        if gap == TOGETHER or stop == count or keys[stop] != (row + gap, slot + gap, new):
+        if gap == most or stop == count or keys[stop] != (row + gap, slot + gap, new):
             yield Piece(slice(start, stop), slice(row, row + gap), slice(slot, slot + gap), new)
             start = stop
+
+
+def _together(size: int) -> int:
+    """How many wide rows are worked on at a time."""
+    return TOGETHER * max(1, ROOMY // size)
 
 
 _kept = threading.local()
@@ -153,7 +159,7 @@ def _buffer(name: str, like: Tensor, kind: torch.dtype | None = None) -> Tensor:
         return like.new_empty(rows, size, dtype=kind)
     found: Tensor | None = getattr(_kept, name, None)
     if found is None or found.shape[1] != size or found.dtype != kind:
-        found = like.new_empty(TOGETHER, size, dtype=kind)
+        found = like.new_empty(_together(size), size, dtype=kind)
         setattr(_kept, name, found)
     return found[:rows]
 
@@ -207,16 +213,14 @@ def _entropy(z: Tensor, posterior: Tensor, peaks: Tensor) -> Tensor:
 
 
 def _divergence(posterior: Tensor, previous: Tensor, piece: Piece) -> Tensor:
-    """KL(p_t || p_{t-1}), both smoothed as in KLASS; `previous` is overwritten on the way."""
-    smooth = torch.add(posterior, SMOOTHING, out=_buffer("two", posterior)).log_()
-    before = previous[piece.slot]  # in place if it is a view
+    """KL(p_t || p_{t-1}), both smoothed as in KLASS, as a difference of cross entropies; `previous` moves on."""
+    kept = previous[piece.slot]  # in place if it is a view
     if piece.first is True:
-        before.fill_(NOTHING)
+        kept.fill_(NOTHING)
     elif piece.first is not False:
-        before.masked_fill_(piece.first[:, None], NOTHING)
-    found: Tensor = torch.linalg.vecdot(posterior, before.sub_(smooth)).neg_()
-    if isinstance(piece.slot, slice):
-        before.copy_(smooth)
-    else:
-        previous[piece.slot] = smooth
-    return found
+        kept.masked_fill_(piece.first[:, None], NOTHING)
+    before: Tensor = torch.linalg.vecdot(posterior, kept)
+    now: Tensor = torch.linalg.vecdot(posterior, torch.add(posterior, SMOOTHING, out=kept).log_())
+    if not isinstance(piece.slot, slice):
+        previous[piece.slot] = kept
+    return now.sub_(before).clamp_min_(0.0)

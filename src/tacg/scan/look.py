@@ -157,7 +157,7 @@ class Look:
             store = self.memory.store("reference", values)
             rows = rows if mine is None else rows[mine]
             self.backend.follow(store, slots, values, rows, offset, first, self.needs.contrast.beta)
-        self.memory.saw(slots, among)
+        self.memory.saw(slots, among, None if self.undo is None else self.slots)
 
 
 def _decay_to_undo(backend: Any, needs: Needs, memory: Memory) -> float | None:

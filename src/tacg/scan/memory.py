@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tacg.errors import TacgError
-from tacg.pages import let_go
+from tacg.pages import hold_in_large_pages, let_go
 
 WORTHWHILE = 1 << 16  # bytes of a position's history from which on they are given back one by one
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "hidden": torch.float32}
@@ -50,14 +50,18 @@ class Memory:
         """End the trajectories of a row: it left, or moved to another block."""
         self.seen[row * self.width : (row + 1) * self.width] = False
 
-    def saw(self, slots: Tensor, among: Tensor | None = None) -> None:
-        """Note whose trajectories go on; every other one (of the slots `among`, if given) has ended."""
+    def saw(self, slots: Tensor, among: Tensor | None = None, written: Tensor | None = None) -> None:
+        """Note whose trajectories go on; every other one (of the slots `among`, if given) has ended.
+
+        written  slots whose history was moved on, whether or not it is kept
+        """
         before = self.seen
         self.seen = torch.zeros_like(before) if among is None else before.index_fill(0, among, False)
         self.seen[slots] = True
         for store in (self.reference, self.previous):
             if store is not None and store.device.type == "cpu" and store[0].nbytes >= WORTHWHILE:
-                for slot in (before & ~self.seen).nonzero().squeeze(1).tolist():
+                used = before if written is None else before.index_fill(0, written, True)
+                for slot in (used & ~self.seen).nonzero().squeeze(1).tolist():
                     let_go(store[slot])
 
     def store(self, name: str, like: Tensor) -> Tensor:
@@ -69,4 +73,6 @@ class Memory:
                 kind = torch.bfloat16
             found = like.new_empty(len(self.seen), like.shape[1], dtype=kind)
             setattr(self, name, found)
+            if found.device.type == "cpu":
+                hold_in_large_pages(found)
         return found
