@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -14,54 +12,32 @@ import tacg
 from tacg import TacgError
 from tacg.experiments.evaluate import evaluate
 from tacg.experiments.likelihood import monte_carlo
-from tacg.tasks import Grade, Problem, Task
-
-QUESTIONS = [f"What follows {number}?" for number in range(6)]
-SHAPE = {"gen_length": 16, "block_length": 8}
-
-
-@dataclass(frozen=True)
-class Said(Task):
-    """Right is what the model says anyway, for every other question: a task that a random model gets half right."""
-
-    answers: tuple[str, ...] = ()
-    name: ClassVar[str] = "said"
-    decode: ClassVar[dict[str, int]] = SHAPE  # type: ignore[assignment]
-
-    def problems(self, split: str = "test", n: int | None = None, seed: int = 0) -> Iterator[Problem]:
-        for number, (asked, answer) in enumerate(zip(QUESTIONS, self.answers, strict=True)):
-            yield Problem(str(number), asked, answer if number % 2 else f"not {answer}")
-
-    def grade(self, problem: Problem, answer: str) -> Grade:
-        return Grade(answer == problem.answer, float(answer == problem.answer))
-
-
-@pytest.fixture(scope="module")
-def task(llm: tacg.LLM) -> Said:
-    return Said(tuple(output.text for output in llm.generate(QUESTIONS, "confidence", **SHAPE)))
+from tacg.tasks import get_task
 
 
 @pytest.mark.filterwarnings("default")
-def test_the_harness_gets_what_eval_gets(llm: tacg.LLM, task: Said) -> None:
+def test_the_harness_gets_what_eval_gets() -> None:
+    """Word problems on the trained model, with the task's own grader in the harness."""
     lm_eval = pytest.importorskip("lm_eval")
     datasets = pytest.importorskip("datasets")
     from tacg.integrations.lm_eval import TacgLM
 
-    ours = evaluate(llm, task, "confidence", n=6)
-    assert ours.row["accuracy"] == 0.5
-    rows = [{"prompt": each.prompt, "answer": each.answer} for each in task.problems()]
+    llm, task, n = tacg.load("pocket"), get_task("pocket-math"), 12
+    problems = {problem.prompt: problem for problem in task.problems("test", n)}
+    ours = evaluate(llm, task, "confidence", n=n, settings={"threshold": 0.5})
+    assert 0 < ours.row["accuracy"] < 1, "or the comparison would prove little"
     config: dict[str, Any] = {
-        "task": "said", "output_type": "generate_until", "test_split": "test",
-        "custom_dataset": lambda **_: {"test": datasets.Dataset.from_list(rows)},
-        "doc_to_text": "{{prompt}}", "doc_to_target": "{{answer}}",
-        "process_results": lambda doc, results: {"acc": float(results[0] == doc["answer"])},
+        "task": task.name, "output_type": "generate_until", "test_split": "test",
+        "custom_dataset": lambda **_: {"test": datasets.Dataset.from_list([{"prompt": asked} for asked in problems])},
+        "doc_to_text": "{{prompt}}", "doc_to_target": "",
+        "process_results": lambda doc, said: {"acc": float(task.grade(problems[doc["prompt"]], said[0]).correct)},
         "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
-        "generation_kwargs": {"until": ["\\never"], "max_gen_toks": 16},
+        "generation_kwargs": {"until": ["\\never"], "max_gen_toks": task.decode["gen_length"]},
     }  # fmt: skip
-    model = TacgLM(llm, "confidence", batch_size=4, block_length=8)
+    model = TacgLM(llm, "confidence", batch_size=4, block_length=task.decode["block_length"], threshold=0.5)
     found = lm_eval.simple_evaluate(model=model, tasks=[config], apply_chat_template=True, bootstrap_iters=0)
-    assert found["results"]["said"]["acc,none"] == ours.row["accuracy"]
-    told = sorted(found["samples"]["said"], key=lambda sample: sample["doc_id"])
+    assert found["results"][task.name]["acc,none"] == ours.row["accuracy"]
+    told = sorted(found["samples"][task.name], key=lambda sample: sample["doc_id"])
     assert [sample["resps"][0][0] for sample in told] == [item.text for item in ours.items]
 
 

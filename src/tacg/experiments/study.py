@@ -45,13 +45,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How many problems: of the comparison, of the other tables, of a map's point; trials (fewer where there are few
-    knobs), and problems of a trial.
+    """How many problems: of the comparison, of the other tables, of a map's point, of caches; trials (fewer where there
+    are few knobs), and problems of a trial.
     """
 
     test: int = 1000
     part: int = 128
     point: int = 40
+    cached: int = 500
     trials: int = 24
     trial: int = 48
     thresholds: tuple[float, ...] = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
@@ -59,7 +60,7 @@ class Scale:
     @classmethod
     def glance(cls) -> Scale:
         """Enough to see that everything works."""
-        return cls(test=6, part=4, point=3, trials=4, trial=4, thresholds=(0.5, 0.9))
+        return cls(test=6, part=4, point=3, cached=4, trials=4, trial=4, thresholds=(0.5, 0.9))
 
 
 @dataclass
@@ -251,10 +252,30 @@ class Study:
         table = _paired_table(rows, "confidence, defaults")
         return Section("Tuning without labels", LABELS, [table], (), provenance(rows))
 
+    def caches(self) -> Section:
+        """What the approximate caches cost and bring, with the default knobs."""
+        cells = [
+            Cell(task, policy, {"cache": cache}, policy, {"cache": cache})
+            for task in self.tasks for policy in ("confidence", "tacg") for cache in ("none", "prefix", "dual")
+        ]  # fmt: skip
+        rows = self.run("caches", cells, self.scale.cached)
+        bases = {(row["task"], row["name"]): row for row in rows if row["cache"] == "none"}
+        lines = []
+        for row in rows:
+            base = bases[row["task"], row["name"]]
+            mine = row if row is base else row | paired(row, base)
+            lines.append((
+                row["task"], row["name"], row["cache"], accuracy(row), f"{row['steps']:.1f}", f"{row['seconds']:.0f}",
+                f"{base['seconds'] / row['seconds']:.2f}x", change(mine, "accuracy", 100), change(mine, "steps"),
+            ))  # fmt: skip
+        columns = ("task", "decoder", "cache", "accuracy %", "steps", "s", "faster", "Δ accuracy", "Δ steps")
+        return Section("Caches", CACHES, [Table("", columns, tuple(lines))], (), provenance(rows))
+
     def report(self, path: Path) -> Path:
         """Run what is missing and write the report, as Markdown and as a page; pictures lie beside the rows."""
         parts = (
-            self.comparison, self.parts, self.variants, self.signals, self.maps, self.longer, self.labels
+            self.comparison, self.parts, self.variants, self.signals, self.maps, self.longer, self.labels,
+            self.caches,
         )  # fmt: skip
         made = [part() for part in parts]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -333,3 +354,5 @@ both policies tuned on the dev split."""
 LABELS = """Knobs found by accuracy on the dev split, and by likeness to what one token a step writes on the same
 prompts without looking at any answer. Both may lose two points of the best, but of different measures. Δ to
 confidence with its default threshold."""
+CACHES = """Default knobs. `prefix` and `dual` keep keys and values outside the active block as they were at its first
+step (Fast-dLLM). Δ to no cache, paired by problem."""
