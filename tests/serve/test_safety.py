@@ -29,7 +29,7 @@ from tacg.serve.limits import Limits
 from tacg.serve.run import bind
 from tests.serve.conftest import Running, running, wait_until
 
-EXAMPLES = int(os.environ.get("TACG_FUZZ", "40"))  # the issue asks for 2,000
+EXAMPLES = int(os.environ.get("TACG_FUZZ", "40"))  # look longer: TACG_FUZZ=2000
 POSTS = ["/v1/chat/completions", "/v1/completions", "/v1/decode", "/v1/replay"]
 WORKS: dict[str, Any] = {"/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]}, "/v1/replay": {}}
 GETS = ["/v1/models", "/v1/models/tiny", "/v1/tacg/info", "/metrics", "/v1/nothing", "/nothing"]

@@ -33,14 +33,15 @@ async function ask(path, body, signal) {
 
 const complaint = said => said?.error?.message ?? said?.message ?? (typeof said?.error === "string" ? said.error : undefined);
 
-// Events of a text/event-stream as [name, data].
+// Events of a text/event-stream as [name, data]. One that is cut off in the middle was never said.
 async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  const cut = error => { if (error.name === "AbortError") throw error; return {done: true}; };  // the connection is gone
   let rest = "";
   for (;;) {
-    const {value, done} = await reader.read();
+    const {value, done} = await reader.read().catch(cut);
     const whole = (rest + (value ?? "")).replaceAll("\r\n", "\n").split("\n\n");
-    rest = done ? "" : whole.pop();
+    rest = whole.pop();
     for (const event of whole) {
       const fields = event.split("\n").map(line => line.match(/^(event|data): ?(.*)$/)).filter(Boolean);
       const of = name => fields.filter(field => field[1] === name).map(field => field[2]).join("\n");
@@ -346,8 +347,9 @@ async function open() {
     find("locked").hidden = true;
     complain();
   } catch (error) {
-    find("locked").hidden = error.status !== 401;
-    complain(error.message);
+    const locked = error.status === 401;
+    find("locked").hidden = !locked;
+    complain(...!locked ? [error.message] : key() ? ["That key is wrong."] : []);
   }
 }
 
