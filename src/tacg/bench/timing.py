@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+Name = TypeVar("Name", str, tuple[str, int, int])
 
-def race(runners: Mapping[str, Callable[[], object]], rounds: int, at_least: int = 3) -> dict[str, list[float]]:
+
+def race(runners: Mapping[Name, Callable[[], object]], rounds: int, at_least: int = 3) -> dict[Name, list[float]]:
     """Seconds of every runner, [p20, p50, p80]. They take turns, so that a slow moment of the machine hits all."""
-    times: dict[str, list[float]] = {name: [] for name in runners}
+    times: dict[Name, list[float]] = {name: [] for name in runners}
     for _ in range(2):
         for run in runners.values():
             run()  # warm: memory is touched, code is loaded

@@ -120,7 +120,7 @@ class Guard:
             kind, _, given = headers.get("authorization", "").partition(" ")
             right = hmac.compare_digest(given.strip().encode("latin-1"), key.encode()) and kind.lower() == "bearer"
             if not right:
-                told = "The API key is wrong." if given else "An API key is needed"
+                told = "The API key is wrong." if given else "An API key is needed."
                 told += " Send it as `Authorization: Bearer KEY`."
                 who = {"www-authenticate": "Bearer"}
                 raise Refusal(401, told, "authentication_error", code="invalid_api_key", headers=who)
