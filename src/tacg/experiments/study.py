@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 
 GATED = {"tacg": "confidence", "tacg+klass": "klass"}
 GIVES = (0.0, 0.02)  # what a tuned point may lose of the best dev accuracy
+# Where tuning starts, beside the defaults at every threshold: the History Gate alone, found on dev problems.
+STARTS: tuple[dict[str, Any], ...] = tuple(
+    {"threshold": threshold, "tau_escape": escape, "m_base": persist, "k_extra": 0, "observe": scope}
+    for scope in ("block", "sequence")
+    for threshold, escape, persist in ((0.7, 0.95, 2), (0.8, 0.98, 2), (0.8, 0.98, 3), (0.95, 0.995, 3))
+)
 # One departure from the tuned gate at a time: what the authors' code does differently, and what we thought of.
 VARIANTS: dict[str, dict[str, Any]] = {
     "trajectories of the whole answer": {"observe": "sequence"},
@@ -46,21 +52,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True)
 class Scale:
     """How many problems: of the comparison, of the other tables, of a map's point, of caches; trials (fewer where there
-    are few knobs), and problems of a trial.
+    are few knobs), problems of a trial, and of the second look at the best.
     """
 
     test: int = 1000
     part: int = 128
     point: int = 40
     cached: int = 500
-    trials: int = 24
+    trials: int = 28
     trial: int = 48
-    thresholds: tuple[float, ...] = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
+    again: int = 192
+    thresholds: tuple[float, ...] = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99)
 
     @classmethod
     def glance(cls) -> Scale:
         """Enough to see that everything works."""
-        return cls(test=6, part=4, point=3, cached=4, trials=4, trial=4, thresholds=(0.5, 0.9))
+        return cls(test=6, part=4, point=3, cached=4, trials=4, trial=4, again=4, thresholds=(0.5, 0.9))
 
 
 @dataclass
@@ -99,13 +106,15 @@ class Study:
             scale, space = self.scale, tune.space_of(policy)
             start = tune.defaults(policy, space)
             first = [start, *(start | {"threshold": threshold} for threshold in scale.thresholds)]
-            trials = min(scale.trials, max(len(first), 4 * len(space)))
+            first += [start | known for known in STARTS if known.keys() <= space.keys()]
+            trials = min(scale.trials, max(len(scale.thresholds), 4 * len(space)))
+            trials //= 2 if "klass" in policy else 1  # it takes twice the steps
             with self.bar(title, trials * scale.trial) as tick:
                 judge = self.judge(task, policy, labels, scale.trial, tick)
                 rows = tune.tune(judge, space, trials, self.seed, first)
             best = tune.front(rows)
-            with self.bar(f"{title}, second look", scale.part * len(best)) as tick:
-                judge = self.judge(task, policy, labels, scale.part, tick)
+            with self.bar(f"{title}, second look", scale.again * len(best)) as tick:
+                judge = self.judge(task, policy, labels, scale.again, tick)
                 again = [judge(row["settings"], "again") | {"settings": row["settings"]} for row in best]
             self.trials[title] = again
         return self.trials[title]
@@ -137,11 +146,12 @@ class Study:
         """Tuned gates against the whole frontier of their base policy."""
         rows: list[Row] = []
         for policy, base in GATED.items():
-            n = self.scale.test if base == "confidence" else self.scale.part
+            plain = base == "confidence"
+            n = self.scale.test if plain else self.scale.part
             cells = []
             for task in self.tasks:
-                known = [{"threshold": threshold} for threshold in self.scale.thresholds]
-                if base != "confidence":  # more than a threshold to set: its tuned points belong to its frontier
+                known = [{"threshold": each} for each in self.scale.thresholds[:: 1 if plain else 3]]
+                if not plain:  # more than a threshold to set: its tuned points belong to its frontier
                     known += list(self.points(task, base).values())
                 tags = {"spec": base, "x_name": "the threshold or tuned knobs"}
                 cells += [Cell(task, base, knobs, _name(base, knobs), tags) for knobs in known]
