@@ -52,7 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 @dataclass(frozen=True)
 class Scale:
     """How many problems: of the comparison, of the other tables, of a map's point, of caches; trials (fewer where there
-    are few knobs), problems of a trial, and of the second look at the best.
+    are few knobs), problems of a trial, and of the second look at the best of TACG (half for others).
     """
 
     test: int = 1000
@@ -113,8 +113,9 @@ class Study:
                 judge = self.judge(task, policy, labels, scale.trial, tick)
                 rows = tune.tune(judge, space, trials, self.seed, first)
             best = tune.front(rows)
-            with self.bar(f"{title}, second look", scale.again * len(best)) as tick:
-                judge = self.judge(task, policy, labels, scale.again, tick)
+            again = scale.again if policy == "tacg" else scale.again // 2
+            with self.bar(f"{title}, second look", again * len(best)) as tick:
+                judge = self.judge(task, policy, labels, again, tick)
                 again = [judge(row["settings"], "again") | {"settings": row["settings"]} for row in best]
             self.trials[title] = again
         return self.trials[title]
