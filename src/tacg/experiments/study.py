@@ -113,9 +113,9 @@ class Study:
                 judge = self.judge(task, policy, labels, scale.trial, tick)
                 rows = tune.tune(judge, space, trials, self.seed, first)
             best = tune.front(rows)
-            again = scale.again if policy == "tacg" else scale.again // 2
-            with self.bar(f"{title}, second look", again * len(best)) as tick:
-                judge = self.judge(task, policy, labels, again, tick)
+            more = scale.again if policy == "tacg" else scale.again // 2
+            with self.bar(f"{title}, second look", more * len(best)) as tick:
+                judge = self.judge(task, policy, labels, more, tick)
                 again = [judge(row["settings"], "again") | {"settings": row["settings"]} for row in best]
             self.trials[title] = again
         return self.trials[title]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WIDE = 1 << 14  # values of a row from which on it is worked on in place
-TOGETHER = max(2, torch.get_num_threads())  # rows at a time, or a multiple of it: softmax takes a core for each
+TOGETHER = 2 * max(2, torch.get_num_threads())  # rows at a time, or a multiple of it: softmax takes a core for each
 ROOMY = 1 << 17  # values for each of them that still stay in the cache
 CHUNK = 512  # values whose maximum is taken before anybody asks which of them it was
 UNDOABLE = 0.5  # decay from which on an EMA can be followed before its past is asked for
