@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tacg.policies import Policy
 
 BATCHES = (1, 4, 16, 32, 64)
+LIMITS = (1, 8, 32)  # batches of the random model
 MEDIUM = {"d_model": 512, "n_layers": 6, "n_heads": 8, "n_kv_heads": 8, "mlp_hidden_size": 1408}  # 20 M parameters
 
 

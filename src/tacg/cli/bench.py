@@ -71,7 +71,7 @@ def main(
         rows = _collect(memory.measure(quick=quick), 3, out)
         present("What the reference takes", rows, memory.tables(rows), {}, out, as_json)
     elif kind == "decode":
-        rows = _collect(_decodes(model, quick), 3 if quick else 7, out)
+        rows = _collect(_decodes(model, quick), 3 if quick else 9, out)
         present("Whole decodes", rows, decode.tables(rows), {"shares.png": draw_shares}, out, as_json)
     elif kind == "cache":
         lengths = _lengths(prompts)[: 2 if quick else None]
@@ -112,7 +112,8 @@ def _decodes(model: str, quick: bool) -> Iterator[Row]:
     settings = Decode().turn(**task.decode, early_stop=False)
     yield from decode.measure(llm.model, prompts, model, (2,) if quick else decode.BATCHES, settings)
     yield decode.against_plain(llm.model, prompts[0], model, settings)
-    yield decode.near_the_limit(2 if quick else 32, quick=quick)
+    for batch in (2,) if quick else decode.LIMITS:
+        yield decode.near_the_limit(batch, quick=quick)
 
 
 def _collect(made: Iterable[Row], total: int, out: Path) -> list[Row]:

@@ -155,17 +155,20 @@ def draw_growth(rows: Sequence[Row], path: Path) -> Path:
         panel.set(
             title=f"over {axis}", xlabel=axis, ylabel="ms a step, p50 (p20 to p80)", xlim=(0, None), ylim=(0, None)
         )
+        panel.locator_params(axis="x", nbins=5)
     return _save(figure, panels, path, f"one thing varied at a time, {rows[0]['hardware']}")
 
 
 def draw_shares(rows: Sequence[Row], path: Path) -> Path:
-    """Tokens a second by batch size, and where the time goes."""
-    mine = [row for row in rows if "shares" in row]
-    figure, panels = _panels(["speed", "shares"])
-    (_, speed), (_, share) = panels
-    labels = [str(row["batch"]) for row in mine]
-    speed.plot(labels, [row["tokens_per_second"] for row in mine], "o-", color=COLOURS[0])
-    speed.set(xlabel="batch", ylabel="tokens a second", ylim=(0, None))
+    """Tokens a second by batch size, where the time goes, and how near a random model gets to its products."""
+    mine, bound = ([row for row in rows if name in row] for name in ("shares", "share_of_limit"))
+    figure, panels = _panels(["speed", "shares", "limit"])
+    (_, speed), (_, share), (_, limit) = panels
+    labels, pace = [str(row["batch"]) for row in mine], [row["tokens_per_second"] for row in mine]
+    speed.plot(labels, pace, "o-", color=COLOURS[0])
+    speed.set(xlabel="batch", ylabel="tokens a second", ylim=(0, 1.1 * max(pace)))
+    limit.plot([str(row["batch"]) for row in bound], [100 * row["share_of_limit"] for row in bound], "o-")
+    limit.set(xlabel="batch", ylabel="of its matrix products, %", ylim=(0, 100), title=bound[0]["model"])
     below = [0.0] * len(mine)
     for number, part in enumerate(mine[0]["shares"]):
         values = [100 * row["shares"][part] for row in mine]
