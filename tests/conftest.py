@@ -4,6 +4,7 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"  # kernels run on the CPU here; read when triton is first imported
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,9 @@ from tacg.models.tiny import write_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+# Whoever runs us in the background ignores Ctrl-C, and our children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Examples are derived from the test's name: a red test is red again the next time.
 settings.register_profile(
