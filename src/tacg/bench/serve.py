@@ -94,8 +94,7 @@ def _request(prompt: tuple[int, ...], policy: str, length: int) -> Request:
 @contextlib.contextmanager
 def served(model: str) -> Iterator[str]:
     """`tacg serve` in a process of its own; its address."""
-    code = "from tacg.cli.main import run; run()"
-    words = [sys.executable, "-c", code, "serve", "--model", model, "--port", "0", "--max-rows", str(ROWS), "--json"]
+    words = [sys.executable, "-m", "tacg", "serve", "--model", model, "--port", "0", "--max-rows", str(ROWS), "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()

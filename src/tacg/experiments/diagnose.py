@@ -17,6 +17,7 @@ from tacg.engine.events import Finished, Step
 from tacg.experiments.evaluate import settings_of, surroundings
 from tacg.experiments.rows import Ledger, Row, key_of
 from tacg.experiments.show import Table
+from tacg.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -88,14 +89,15 @@ def diagnose(
     for task in tasks:
         facts: Row = {
             "task": task.name, "model": llm.model.spec.name, "policy": policy.base.label, "weights": weights,
-            "n": sample.n, "seed": sample.seed, "split": sample.split, **surroundings(),
+            "n": sample.n, "seed": sample.seed, "split": sample.split,
         }  # fmt: skip
         edges = {"confidence": CONFIDENCE, **SIGNALS}
-        key = key_of(diagnose=repr(task), probe=repr(policy), edges=edges, **facts)
+        key = key_of(diagnose=repr(task), probe=repr(policy), edges=edges, version=__version__, **facts)
         row = ledger.get(key)
         if row is None:
             data = collect(llm, task, policy, sample, tick)
-            row = ledger.add(key, facts | {"proposals": len(data), "bins": list(bins(data)), "auc": aucs(data)})
+            facts |= {"proposals": len(data), "bins": list(bins(data)), "auc": aucs(data), **surroundings()}
+            row = ledger.add(key, facts)
         rows.append(row)
     return rows
 

@@ -17,12 +17,11 @@ Row = dict[str, Any]
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Append rows to a JSONL file."""
+    """Append rows to a JSONL file, each by one write: other processes may append to it, too."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
+    with path.open("ab", buffering=0) as file:
         for row in rows:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
+            file.write((json.dumps(row) + "\n").encode())
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -52,8 +51,10 @@ class Ledger:
         self.path = path
         self.rows: dict[str, Row] = {}
         if path is not None and path.exists():
-            rows, end = parse_rows(path.read_bytes(), path)
-            os.truncate(path, end)  # mend a cut-off line
+            content = path.read_bytes()
+            rows, end = parse_rows(content, path)
+            if end < len(content):
+                os.truncate(path, end)  # mend a cut-off line
             self.rows = {row["key"]: row for row in rows if "key" in row}
 
     def get(self, key: str) -> Row | None:

@@ -6,6 +6,7 @@ the best that the model can do by itself and needs nothing but prompts. Needs th
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from dataclasses import dataclass
@@ -111,17 +112,20 @@ def by_agreement(
     lengths: dict[str, Any] = {"early_stop": False, **decode}
     weights, asked = llm.identity["weights"], list(prompts)
     shape = {name: lengths[name] for name in ("gen_length", "block_length", "suppress") if name in lengths}
-    careful = [llm.text(output.tokens) for output in llm.generate(asked, "schedule", batch_size=batch_size, **shape)]
+
+    @functools.cache
+    def careful() -> list[str]:
+        return [llm.text(output.tokens) for output in llm.generate(asked, "schedule", batch_size=batch_size, **shape)]
 
     def judge(settings: Mapping[str, Any], name: str) -> Row:
         made = resolve(policy, {**lengths, **settings})
         key = key_of(agreement=asked, decode=repr(made), weights=weights, version=__version__)
         row = ledger.get(key)
         if row is None:
-            shares, steps = [0.0] * len(asked), [0] * len(asked)
+            shares, steps, wanted = [0.0] * len(asked), [0] * len(asked), careful()
 
             def keep(number: int, output: Output) -> None:
-                shares[number], steps[number] = likeness(llm.text(output.tokens), careful[number]), output.steps
+                shares[number], steps[number] = likeness(llm.text(output.tokens), wanted[number]), output.steps
                 if tick is not None:
                     tick(name, shares[number] == 1)
 

@@ -1,0 +1,5 @@
+"""`python -m tacg`: the same as the command `tacg`."""
+
+from tacg.cli.main import run
+
+run()
