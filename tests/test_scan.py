@@ -89,6 +89,18 @@ def test_ten_thousand_steps_decide_alike_in_every_backend() -> None:
     assert steps >= 10_000
 
 
+def test_tokens_that_rise_from_nothing() -> None:
+    """Wide rows put a floor under the posterior where KLASS adds 1e-12: the bound that `_divergence` states."""
+    frames = trajectory(3, 12, 40, 17_001, scale=9.0, dtype=torch.float32)
+    memories, slots, most = {name: Memory(1, 40) for name in ("reference", "cpu")}, torch.arange(40), 0.0
+    for number, z in enumerate(frames):
+        plain, fast = (scan(z, slots, memory, Needs("kl"), backend=name)["kl"] for name, memory in memories.items())
+        assert bool((fast >= plain * (1 - 2e-5) - 3e-6).all())
+        assert bool((fast <= plain * 1.06 + 1e-4).all())
+        most = max(most, float(((fast - plain) / plain).max())) if number else most
+    assert most > 1e-3, "there were such tokens"
+
+
 def test_a_narrow_memory_is_nearly_as_good() -> None:
     """bf16 keeps 8 bits of each logit of the reference: support is off by less than 0.02, 0.002 on average."""
     frames = trajectory(7, 12, 64, 4000, scale=3.0, dtype=torch.float32)

@@ -43,13 +43,14 @@ def measure(model: str, items: int, task: str = "pocket-sudoku") -> Iterator[Row
         finally:
             torch.set_num_threads(threads)
         wanted, first = (path / "single.jsonl").read_bytes(), 0.0
-        yield _row(model, task, items, 0, False, single, single, True, path / "single.jsonl")
+        facts: Row = {"bench": "fleet", "model": model, "task": task, "policy": POLICY, "items": items}
+        yield _row(facts, 0, False, single, single, path / "single.jsonl", wanted)
         with two_nodes() as address:
             for replicas, killed in ((1, False), (2, False), (2, True)):
                 file = path / f"{replicas}-{killed}.jsonl"
                 seconds = _on_ray(model, asked, items, file, address, replicas, killed)
                 first = first or seconds
-                yield _row(model, task, items, replicas, killed, seconds, first, file.read_bytes() == wanted, file)
+                yield _row(facts, replicas, killed, seconds, first, file, wanted)
 
 
 def _timed(decoder: Any, task: Task, items: int, out: Path, on_item: Any = None) -> float:
@@ -77,14 +78,11 @@ def _on_ray(model: str, task: Task, items: int, out: Path, address: str, replica
     return seconds
 
 
-def _row(
-    model: str, task: str, items: int, replicas: int, killed: bool, seconds: float, one: float, equal: bool, file: Path
-) -> Row:
-    return {
-        "bench": "fleet", "model": model, "task": task, "policy": POLICY, "items": items, "replicas": replicas,
-        "killed": int(killed), "rows": len(read_results(file)[1]), "equal": equal, "seconds": seconds,
-        "items_per_second": items / seconds, "times_faster": one / seconds,
-        "baseline": "one replica" if replicas else "itself", **surroundings(),
+def _row(facts: Row, replicas: int, killed: bool, seconds: float, one: float, file: Path, wanted: bytes) -> Row:
+    return facts | {
+        "replicas": replicas, "killed": int(killed), "rows": len(read_results(file)[1]),
+        "equal": file.read_bytes() == wanted, "seconds": seconds, "items_per_second": facts["items"] / seconds,
+        "times_faster": one / seconds, "baseline": "one replica" if replicas else "itself", **surroundings(),
     }  # fmt: skip
 
 
@@ -96,10 +94,10 @@ def two_nodes() -> Iterator[str]:
         from ray.cluster_utils import Cluster
     except ImportError:
         raise TacgError("A fleet needs Ray: pip install 'tacg[ray]'.") from None
-    shape = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=shape)
+    shape = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={**shape, "include_dashboard": False})
     try:
-        cluster.add_node(**{name: value for name, value in shape.items() if name != "include_dashboard"})
+        cluster.add_node(**shape)
         cluster.wait_for_nodes()
         yield cluster.address
     finally:

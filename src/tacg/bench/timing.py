@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 Name = TypeVar("Name", str, tuple[str, int, int])
 
 
-def race(runners: Mapping[Name, Callable[[], object]], rounds: int, at_least: int = 3) -> dict[Name, list[float]]:
+def race(runners: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name, list[float]]:
     """Seconds of every runner, [p20, p50, p80]. They take turns, so that a slow moment of the machine hits all."""
     times: dict[Name, list[float]] = {name: [] for name in runners}
     for _ in range(2):
         for run in runners.values():
             run()  # warm: memory is touched, code is loaded
-    for _ in range(max(rounds, at_least)):
+    for _ in range(max(rounds, 3)):
         for name, run in runners.items():
             began = time.perf_counter()
             run()

@@ -35,7 +35,7 @@ def ablate(
     cells = [cell for task in tasks for gate in gates for cell in _cells(task, gate, takes(gate, settings or {}))]
     rows = run(llm, cells, sample, ledger, tick)
     bases = {(row["task"], row["gate"]): row for row in rows if row["name"] == "baseline"}
-    return [row | paired(row, base) if (base := bases[row["task"], row["gate"]]) is not row else row for row in rows]
+    return [row | paired(row, bases[row["task"], row["gate"]]) for row in rows]
 
 
 def _cells(task: Task, gate: str, settings: Mapping[str, Any]) -> Iterator[Cell]:

@@ -86,7 +86,12 @@ def by_item(items: Sequence[Item]) -> Row:
 
 
 def paired(row: Row, base: Row) -> Row:
-    """What a row changes over another one, problem by problem: differences with 95 % intervals, McNemar's p."""
+    """What a row changes over another one, problem by problem: differences with 95 % intervals, McNemar's p.
+
+    Nothing if it is the same row.
+    """
+    if row is base:
+        return {}
     ours, theirs = ([mark == "1" for mark in each["correct"]] for each in (row, base))
     return {
         "base": base["name"],

@@ -242,7 +242,7 @@ class Study:
         bases = {(row["task"], row["length"]): row for row in rows if row["name"] == "confidence"}
         lines = []
         for row in rows:
-            mine = row if row["name"] == "confidence" else row | paired(row, bases[row["task"], row["length"]])
+            mine = row | paired(row, bases[row["task"], row["length"]])
             lines.append((
                 row["task"], str(row["length"]), row["name"], accuracy(row), f"{row['steps']:.1f}", f"{row['tpf']:.2f}",
                 change(mine, "accuracy", 100), change(mine, "steps"),
@@ -274,7 +274,7 @@ class Study:
         lines = []
         for row in rows:
             base = bases[row["task"], row["name"]]
-            mine = row if row is base else row | paired(row, base)
+            mine = row | paired(row, base)
             lines.append((
                 row["task"], row["name"], row["cache"], accuracy(row), f"{row['steps']:.1f}", f"{row['seconds']:.0f}",
                 f"{base['seconds'] / row['seconds']:.2f}x", change(mine, "accuracy", 100), change(mine, "steps"),
@@ -333,7 +333,7 @@ def _paired_table(rows: Sequence[Row], base: str) -> Table:
     bases = {row["task"]: row for row in rows if row["name"] == base}
     lines = []
     for row in rows:
-        mine = row if row is bases[row["task"]] else row | paired(row, bases[row["task"]])
+        mine = row | paired(row, bases[row["task"]])
         lines.append((
             row["task"], row["name"], accuracy(row), f"{row['steps']:.1f}", change(mine, "accuracy", 100),
             change(mine, "steps"),

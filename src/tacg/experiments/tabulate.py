@@ -36,10 +36,7 @@ def rows_of(paths: Sequence[Path]) -> list[Row]:
     first: dict[str, Row] = {}
     for row in rows:
         first.setdefault(row["data"], row)
-    return [
-        row | paired(row, base) if (base := first[row["data"]]) is not row and base["n"] == row["n"] else row
-        for row in rows
-    ]
+    return [row | paired(row, base) if (base := first[row["data"]])["n"] == row["n"] else row for row in rows]
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:

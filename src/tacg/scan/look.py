@@ -94,7 +94,7 @@ class Look:
         else:
             self.found = self._read(proposal)
         self.peak: Tensor = self.found.pop("peak")
-        self.unusable = ~(self.peak.isfinite() & (self.peak > SUPPRESSED))
+        self.unusable = ~((self.peak > SUPPRESSED) & (self.peak < torch.inf))  # NaN is neither
 
     def _read(self, proposal: Tensor | None) -> dict[str, Tensor]:
         previous = self.memory.store("previous", self.logits) if "kl" in self.needs else None
