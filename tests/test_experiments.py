@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy
 import pytest
 
 import tacg
+from tacg.cli.apart import run_apart
+from tacg.errors import TacgError
 from tacg.experiments.ablate import ablate
 from tacg.experiments.compare import compare
 from tacg.experiments.diagnose import FIELDS, aucs, bins, diagnose
@@ -88,13 +91,13 @@ def test_compare_pairs_gated_policies_with_their_base(llm: tacg.LLM, tmp_path: P
 
 def test_the_command_line_evaluates_and_compares(tmp_path: Path) -> None:
     words = [TACG, "eval", "-t", "pocket-sudoku", "-m", "tiny", "--n", "3", "--seed", "7", "--json", "--watch"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=True)
     row = json.loads(done.stdout.splitlines()[-1])
     assert (row["task"], row["n"], row["seed"]) == ("pocket-sudoku", 3, 7)
     assert "Solve these 4 by 4 sudokus" in done.stderr
     assert "wrong, expected" in done.stderr
     words = [TACG, "compare", "-t", "pocket-sudoku", "-m", "tiny", "--n", "2", "--out", str(tmp_path / "run")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=True)
     assert "tacg+klass" in done.stdout
     assert len(read_rows(tmp_path / "run/rows.jsonl")) == 4
     assert (tmp_path / "run/plane.png").is_file()
@@ -205,7 +208,7 @@ def test_every_experiment_has_a_glance(tmp_path: Path) -> None:
             [TACG, *words, "-m", "tiny", "--quick", "--out", str(out)],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=True,
         )
         assert "pocket-sudoku" in done.stdout
@@ -216,7 +219,8 @@ def test_every_experiment_has_a_glance(tmp_path: Path) -> None:
 
 def test_the_report_is_drawn_from_rows(tmp_path: Path) -> None:
     words = [TACG, "report", "--quick", "-m", "tiny", "--home", str(tmp_path / "rows"), "--out", str(tmp_path / "r.md")]
-    subprocess.run(words, capture_output=True, timeout=300, check=True)
+    subprocess.run([*words, "--jobs", "2"], capture_output=True, timeout=900, check=True)
+    rows = (tmp_path / "rows/rows.jsonl").read_bytes()
     report = (tmp_path / "r.md").read_text()
     for row in read_rows(tmp_path / "rows/rows.jsonl"):
         if row.get("split") == "test":
@@ -224,8 +228,24 @@ def test_the_report_is_drawn_from_rows(tmp_path: Path) -> None:
     pictures = re.findall(r"\]\((.*?\.png)\)", report)
     assert len(pictures) == 6
     assert all((tmp_path / picture).is_file() for picture in pictures)
-    subprocess.run(words, capture_output=True, timeout=300, check=True)
+    subprocess.run(words, capture_output=True, timeout=900, check=True)
     assert (tmp_path / "r.md").read_text() == report, "from the same rows the same report"
+    assert (tmp_path / "rows/rows.jsonl").read_bytes() == rows, "nothing was decoded twice"
+
+
+def test_processes_of_their_own_append_to_one_file_or_say_why_not(tmp_path: Path) -> None:
+    """Rows larger than any buffer, from processes at once, arrive whole; a process that fails is quoted."""
+    program = "from pathlib import Path; from tacg.experiments.rows import write_rows; import sys\n"
+    program += "for number in range(200): write_rows(Path(sys.argv[1]), [{'from': sys.argv[2], 'long': 'x' * 20000}])"
+    children = [
+        subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "rows.jsonl"), name]) for name in ("a", "b")
+    ]
+    assert [child.wait(timeout=300) for child in children] == [0, 0]
+    rows = read_rows(tmp_path / "rows.jsonl")
+    assert sorted(row["from"] for row in rows) == ["a"] * 200 + ["b"] * 200
+    assert {len(row["long"]) for row in rows} == {20000}
+    with pytest.raises(TacgError, match=r"(?s)process for wrong ended with 2.*No such command"):
+        run_apart({"wrong": ["nonsense"]}, 1, tmp_path / "rows.jsonl")
 
 
 def test_a_point_against_a_frontier() -> None:

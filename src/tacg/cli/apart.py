@@ -44,8 +44,7 @@ def run_apart(commands: Mapping[str, Sequence[str]], jobs: int, rows: Path) -> N
                     running.pop(name).check(name)
         finally:
             for child in running.values():
-                child.process.terminate()
-                child.process.wait()
+                child.stop()
 
 
 class Child:
@@ -61,10 +60,17 @@ class Child:
 
     def check(self, name: str) -> None:
         """Complain if it failed."""
+        with self.said as file:
+            file.seek(0)
+            said = file.read().decode(errors="replace").strip()
         if self.process.returncode:
-            self.said.seek(0)
-            said = self.said.read().decode(errors="replace").strip()
             raise TacgError(f"The process for {name} ended with {self.process.returncode}. It said: {said[-2000:]}")
+
+    def stop(self) -> None:
+        """It need not go on."""
+        self.process.terminate()
+        self.process.wait()
+        self.said.close()
 
 
 def count_lines(path: Path) -> int:

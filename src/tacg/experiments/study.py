@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 GATED = {"tacg": "confidence", "tacg+klass": "klass"}
 GIVES = (0.0, 0.02, 0.05)  # what a tuned point may lose of the best dev accuracy
+WORTHWHILE = 0.08  # share of steps saved that a user would notice
 # Where tuning starts, beside the defaults at every threshold: the History Gate alone, found on dev problems.
 STARTS: tuple[dict[str, Any], ...] = tuple(
     {"threshold": threshold, "tau_escape": escape, "m_base": persist, "k_extra": 0, "observe": scope}
@@ -143,8 +144,9 @@ class Study:
 
     # -- the comparison, on the test split -------------------------------------------------------------------------
 
-    def comparison(self) -> Section:
-        """Tuned gates against the whole frontier of their base policy."""
+    @functools.cached_property
+    def compared(self) -> list[Row]:
+        """Rows of base policies and of tuned gates, these with what they gain over the base policy's frontier."""
         rows: list[Row] = []
         for policy, base in GATED.items():
             plain = base == "confidence"
@@ -157,22 +159,26 @@ class Study:
                 tags = {"spec": base, "x_name": "the threshold or tuned knobs"}
                 cells += [Cell(task, base, knobs, _name(base, knobs), tags) for knobs in known]
                 tags = tags | {"spec": policy}
-                cells += [
-                    Cell(task, policy, knobs, f"{policy}, tuned, may lose {give}", tags)
-                    for give, knobs in self.points(task, policy).items()
-                ]
+                points = self.points(task, policy)
+                for knobs in points.values():
+                    gives = ", ".join(f"{100 * give:.0f}" for give, same in points.items() if same == knobs)
+                    cell = Cell(task, policy, knobs, f"{policy}, tuned, may lose {gives}", tags)
+                    cells += [cell] if cell not in cells else []
             rows += self.run(f"comparison over {base}", cells, n)
-        rows = [self.judged(row, rows) for row in rows]
+        frontiers: dict[tuple[str, str], list[Row]] = {}
+        for row in rows:
+            frontiers.setdefault((row["task"], row["spec"]), []).append(row)
+        return [
+            row | against_frontier(row, frontiers[row["task"], GATED[row["spec"]]]) if row["spec"] in GATED else row
+            for row in rows
+        ]
+
+    def comparison(self) -> Section:
+        """Tuned gates against the whole frontier of their base policy."""
+        rows = self.compared
         picture = draw_frontier(rows, self.home / "frontier.png")
         words = f"{COMPARISON}\n\n{verdict(rows)}"
         return Section("TACG against the whole frontier", words, versus(rows), [picture], provenance(rows))
-
-    def judged(self, row: Row, rows: Sequence[Row]) -> Row:
-        """A gated row with what it gains over its base policy's frontier."""
-        if row["spec"] not in GATED:
-            return row
-        base = [each for each in rows if (each["task"], each["spec"]) == (row["task"], GATED[row["spec"]])]
-        return row | against_frontier(row, base)
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
@@ -207,12 +213,17 @@ class Study:
             every += rows
         return Section("Sensitivity", MAPS, (), pictures, provenance(every))
 
-    def signals(self) -> Section:
-        """Fig. 1 and beyond: which signal tells right from wrong among proposals of like confidence."""
+    @functools.cached_property
+    def diagnosed(self) -> list[Row]:
+        """What every signal knows, a row a task."""
         probe = Probe(base=get_policy("schedule"))
         with self.bar("signals", self.scale.point * len(self.tasks)) as tick:
             sample = self.sample(self.scale.point, "dev")
-            rows = diagnose.diagnose(self.llm, self.tasks, probe, sample, self.ledger, tick)
+            return diagnose.diagnose(self.llm, self.tasks, probe, sample, self.ledger, tick)
+
+    def signals(self) -> Section:
+        """Fig. 1 and beyond: which signal tells right from wrong among proposals of like confidence."""
+        rows = self.diagnosed
         pictures = [draw_match(rows, self.home / f"match-{target}.png", target) for target in diagnose.TARGETS]
         tables = diagnose.tables(rows, "reference")
         return Section("Which signal carries what", SIGNALS, tables, pictures, provenance(rows))
@@ -289,11 +300,43 @@ class Study:
             self.caches,
         )  # fmt: skip
         made = [part() for part in parts]
+        words = f"{INTRODUCTION}\n\n{abstract(self.compared, self.diagnosed)}"
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = "\n".join([f"# Results\n\n{INTRODUCTION}\n", *(section.markdown(path) for section in made)])
+        text = "\n".join([f"# Results\n\n{words}\n", *(section.markdown(path) for section in made)])
         path.write_text(text, encoding="utf-8")
-        write_page(path.with_suffix(".html"), "Results", [Section("", INTRODUCTION), *made])
+        write_page(path.with_suffix(".html"), "Results", [Section("", words), *made])
         return path
+
+
+def judgement(row: Row) -> str:
+    """Does a gated point lie above its base policy's frontier, in steps or in accuracy, by a 95 % interval?"""
+    edges = list(zip(row["saved_ci"], row["gained_ci"], strict=True))
+    return "helps" if max(edges[0]) > 0 else "hurts" if min(edges[1]) < 0 else "no clear difference"
+
+
+def abstract(compared: Sequence[Row], diagnosed: Sequence[Row]) -> str:
+    """In short: at how many points a gate helps, on which tasks; and what the signals know beyond confidence."""
+    lines = []
+    for policy, base in GATED.items():
+        points = [row for row in compared if row["spec"] == policy]
+        said = {word: [row for row in points if judgement(row) == word] for word in ("helps", "hurts")}
+        where = {word: ", ".join(dict.fromkeys(row["task"] for row in rows)) for word, rows in said.items()}
+        saved = sorted({row["task"] for row in said["helps"] if row["saved"] >= WORTHWHILE})
+        lines.append(
+            f"- {policy} against the whole frontier of {base}, {len(points)} tuned points (n = {points[0]['n']} each): "
+            + "; ".join(f"{word} at {len(rows)}" + f" ({where[word]})" * bool(rows) for word, rows in said.items())
+            + f"; no clear difference at the others. At least {100 * WORTHWHILE:.0f} % fewer steps at equal accuracy: "
+            f"{', '.join(saved) or 'nowhere'}. The intervals are of one point each: of many, some miss by chance."
+        )
+    values = ", ".join(
+        f"{name} " + "/".join(f"{row['auc']['reference'][name][0]:.2f}" for row in diagnosed)
+        for name in diagnosed[0]["auc"]["reference"] if name != "confidence"
+    )  # fmt: skip
+    lines.append(
+        "- What a signal knows beyond confidence (AUC among proposals of like confidence, match with the reference "
+        f"answer; 0.5 is nothing, below 0.5 a warning; {'/'.join(row['task'] for row in diagnosed)}): {values}."
+    )
+    return "\n".join(lines)
 
 
 def verdict(rows: Sequence[Row]) -> str:
@@ -302,10 +345,8 @@ def verdict(rows: Sequence[Row]) -> str:
     for row in (row for row in rows if "saved" in row):
         share, points = 100 * row["saved"], 100 * row["gained"]
         (low, high), (least, most) = ([100 * edge for edge in row[name]] for name in ("saved_ci", "gained_ci"))
-        better = low > 0 or least > 0
-        worse = high < 0 or most < 0
         lines.append(
-            f"- {row['task']}, {row['name']}: {'helps' if better else 'hurts' if worse else 'no clear difference'}. "
+            f"- {row['task']}, {row['name']}: {judgement(row)}. "
             f"Steps saved at equal accuracy {share:+.1f} % ({low:+.1f}…{high:+.1f}), "
             f"accuracy gained at equal steps {points:+.1f} ({least:+.1f}…{most:+.1f})"
             + ("; more accurate than every point of the frontier." if row["beyond"] else ".")
