@@ -46,6 +46,7 @@ OF_CHANGE = {"support", "log_ratio", "kl"}
 TARGETS = ("reference", "final")
 FIELDS = ("problem", "first", "committed", "confidence", *SIGNALS, *TARGETS)
 ROUNDS = 200
+LEVELS = 200  # of confidence, within which signals are compared
 
 
 def collect(llm: LLM, task: Task, policy: Probe, sample: Sample, tick: Tick | None = None) -> Array:
@@ -92,7 +93,7 @@ def diagnose(
             "n": sample.n, "seed": sample.seed, "split": sample.split,
         }  # fmt: skip
         edges = {"confidence": CONFIDENCE, **SIGNALS}
-        key = key_of(diagnose=repr(task), probe=repr(policy), edges=edges, version=__version__, **facts)
+        key = key_of(diagnose=repr(task), probe=repr(policy), edges=edges, levels=LEVELS, version=__version__, **facts)
         row = ledger.get(key)
         if row is None:
             data = collect(llm, task, policy, sample, tick)
@@ -164,9 +165,10 @@ def _draws(size: int) -> Array:
 
 
 def aucs(data: Array) -> dict[str, dict[str, list[float]]]:
-    """How well a signal orders right above wrong among proposals of like confidence (bins of 0.05): 0.5 is chance.
+    """How well a signal orders right above wrong among proposals of like confidence: 0.5 is chance.
 
-    {target: {signal: [value, low, high]}}
+    {target: {signal: [value, low, high]}}. Levels of confidence hold equally many proposals: most are near 0 or 1, and
+    there a level of equal width would leave much of confidence in every signal that goes with it.
     """
     problem = column(data, "problem").astype(int)
     drawn = _draws(int(problem.max()) + 1)[: ROUNDS // 4] if len(data) else np.ones((0, 1))
@@ -175,7 +177,7 @@ def aucs(data: Array) -> dict[str, dict[str, list[float]]]:
         for name in ("confidence", *SIGNALS):
             keep = _usable(data, target, name)
             hit, values = column(data, target)[keep] > 0, column(data, name)[keep]
-            level = np.minimum(column(data, "confidence")[keep] * 20, 19).astype(int)
+            level = np.argsort(np.argsort(column(data, "confidence")[keep])) * LEVELS // max(1, int(keep.sum()))
             weights = np.vstack([np.ones(len(drawn[0])), drawn])[:, problem[keep]]
             scores = _auc(values, hit, level, weights)
             low, high = np.nanquantile(scores[1:], [0.025, 0.975])

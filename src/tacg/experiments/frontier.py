@@ -25,7 +25,7 @@ def against_frontier(row: Row, base: Sequence[Row], rounds: int = 500) -> Row:
     """Steps saved at equal accuracy (as a share) and accuracy gained at equal steps, with 95 % intervals.
 
     Where the point is more accurate than the whole frontier, `saved` is measured against the frontier's best, which
-    understates it, and `beyond` is true.
+    understates it, and `beyond` is true. A point that is less accurate than all of it saves nothing.
     """
     rows = [row, *base]
     right = np.array([[mark == "1" for mark in each["correct"]] for each in rows], dtype=np.float64)
@@ -45,8 +45,9 @@ def against_frontier(row: Row, base: Sequence[Row], rounds: int = 500) -> Row:
 def _gains(accuracy: Array, steps: Array) -> tuple[float, float]:
     """(share of steps saved, accuracy gained) of the first point over the frontier of the others."""
     pace, height = envelope(steps[1:], accuracy[1:])
-    needed = float(np.interp(accuracy[0], height, pace))
-    return 1 - float(steps[0]) / needed, float(accuracy[0] - np.interp(steps[0], pace, height))
+    saved = 1 - float(steps[0] / np.interp(accuracy[0], height, pace))
+    gained = float(accuracy[0] - np.interp(steps[0], pace, height))
+    return min(saved, 0.0) if accuracy[0] < height[0] else saved, gained
 
 
 def envelope(steps: Array, accuracy: Array) -> tuple[Array, Array]:
