@@ -26,7 +26,6 @@ from tacg.experiments.show import Section, write_page
 from tacg.experiments.stats import aup, mcnemar, paired_bootstrap, wilson
 from tacg.experiments.study import judgement
 from tacg.experiments.sweep import Axis, sweep
-from tacg.policies.probe import Probe
 from tacg.tasks import get_task
 from tests.test_cli import TACG
 
@@ -194,12 +193,14 @@ def test_auc_sees_what_a_signal_knows_beyond_confidence() -> None:
 
 
 def test_diagnosis_counts_every_proposal(llm: tacg.LLM, tmp_path: Path) -> None:
-    probe = Probe(base=tacg.get_policy("confidence"))
-    (row,) = diagnose(llm, [get_task("pocket-sudoku")], probe, Sample(3), Ledger(tmp_path / "rows.jsonl"))
+    (row,) = diagnose(llm, [get_task("pocket-sudoku")], "confidence", Sample(3), Ledger(tmp_path / "rows.jsonl"))
     for signal in ("streak", "margin", "entropy"):
         mine = [each for each in row["bins"] if (each["signal"], each["target"]) == (signal, "reference")]
         assert sum(each["count"] for each in mine) == row["proposals"]
     assert draw_match([row], tmp_path / "match.png").stat().st_size > 5000
+    together = [each for each in row["bins"] if each["signal"] == "support given streak"]
+    alone = [each for each in row["bins"] if each["signal"] == "support"]
+    assert sum(each["count"] for each in together) == sum(each["count"] for each in alone) > 0
 
 
 def test_every_experiment_has_a_glance(tmp_path: Path) -> None:

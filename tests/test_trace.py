@@ -13,6 +13,7 @@ import pytest
 import tacg
 from tacg.engine.events import Finished
 from tacg.errors import TacgError
+from tacg.models.tiny import write_checkpoint
 from tacg.trace import Trace, read_trace, record, replay
 from tacg.trace.player import write_player
 from tests.test_cli import TACG
@@ -54,6 +55,16 @@ def test_a_policy_replayed_on_its_own_trace_decides_the_same(
     for ours, theirs in zip(again.steps, trace.steps, strict=True):
         expected = [[p, t, "recorded" if reason == "fallback" else reason] for p, t, reason in theirs["committed"]]
         assert sorted(ours["committed"]) == sorted(expected)
+
+
+def test_replay_knows_the_grid_of_a_block_causal_model(tmp_path: Path) -> None:
+    """Its blocks lie on a grid that begins with the prompt, so the first block of the answer is shorter."""
+    llm = tacg.load(write_checkpoint(tmp_path / "model", family="llada2", seed=2, liveliness=4.0))
+    trace, _ = recorded(llm, "confidence", tmp_path / "t.jsonl", gen_length=64, block_length=32, threshold=0.6)
+    assert len(trace.start["blocks"]) == 3
+    again = replay(trace, tacg.get_policy("confidence").turn(threshold=0.6))
+    for ours, theirs in zip(again.steps, trace.steps, strict=True):
+        assert sorted(place for place, *_ in ours["committed"]) == sorted(place for place, *_ in theirs["committed"])
 
 
 def test_replay_says_when_it_cannot(llm: tacg.LLM, tmp_path: Path) -> None:

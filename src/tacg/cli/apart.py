@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ MEMORY = ":".join(
 def run_apart(commands: Mapping[str, Sequence[str]], jobs: int, rows: Path) -> None:
     """Run commands by name, `jobs` at a time. All of them append to the file `rows`, which shows how far they are."""
     Ledger(rows)  # mends a cut-off line before others look
+    jobs = min(jobs, len(commands))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else children would go on alone
     waiting, running = dict(commands), dict[str, Child]()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} rows"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:

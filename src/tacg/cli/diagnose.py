@@ -52,17 +52,16 @@ def main(
     from tacg.experiments.picture import draw_match
     from tacg.experiments.rows import Ledger
     from tacg.policies import get_policy
-    from tacg.policies.probe import Probe
     from tacg.tasks import get_task, task_names
 
     if target not in TARGETS:
         raise unknown("target", target, TARGETS)
-    probe = Probe(base=get_policy(policy))
+    get_policy(policy)  # complain before anything is loaded
     tasks = [get_task(name) for name in task or (["pocket-sudoku"] if quick else task_names())]
     n = min(n, 16) if quick else n
     llm = load_model(model)
     with progress("diagnosis", n * len(tasks)) as tick:
         sample = Sample(n, seed, split, batch_size)
-        rows = diagnose(llm, tasks, probe, sample, Ledger(out / "rows.jsonl"), tick)
+        rows = diagnose(llm, tasks, policy, sample, Ledger(out / "rows.jsonl"), tick)
     draw = {"match.png": functools.partial(draw_match, target=target)}
     present("Which signal carries what", rows, tables(rows, target, list(SIGNALS)), draw, out, as_json)

@@ -64,10 +64,11 @@ def _record(
 
     if (task is None) == (len(words) != 1):
         raise TacgError(f"Say what to trace: one prompt, or --task, or .jsonl files; got {len(words)} words.")
-    prompt, shared = words[0] if words else "", shared_settings(policies, settings)
+    prompt: str | list[dict[str, str]] = words[0] if words else ""
+    shared = shared_settings(policies, settings)
     if task is not None:
         (problem,) = get_task(task).problems("test", 1, seed)
-        prompt = problem.prompt
+        prompt = problem.asked
     llm, files = load_model(model), []
     for spec in policies:
         file = out / f"{spec.replace('/', '-').replace(':', '-')}.jsonl"

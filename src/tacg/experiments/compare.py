@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tacg.engine.request import Decode, resolve
 from tacg.experiments.grid import Cell, Sample, paired, run
 from tacg.experiments.show import Table, accuracy, change
 from tacg.experiments.stats import aup
@@ -26,32 +27,41 @@ def compare(
     settings: Mapping[str, Any] | None = None, ledger: Ledger | None = None, tick: Tick | None = None,
 ) -> list[Row]:  # fmt: skip
     """Evaluate every policy on every task; a gated policy is paired with the one it wraps if that one is there."""
-    cells = [Cell(task, spec, takes(spec, settings or {})) for task in tasks for spec in policies]
+    cells = [
+        Cell(task, spec, mine := takes(spec, settings or {}), tags={"over": _wrapped(spec, mine)})
+        for task in tasks for spec in policies
+    ]  # fmt: skip
     rows = run(llm, cells, sample, ledger, tick)
     return [row for task in tasks for row in _with_base([row for row in rows if row["task"] == task.name])]
 
 
 def takes(spec: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the settings that belong to the decode or to this policy; a comparison sets each where it can be set."""
-    from tacg.engine.request import Decode
-
     known = {"suppress", *Decode().knobs(), *get_policy(spec).knobs()}
     return {name: value for name, value in settings.items() if name in known}
+
+
+def _wrapped(spec: str, settings: Mapping[str, Any]) -> str | None:
+    """The policy beneath a gated one, with its knobs."""
+    policy, _ = resolve(spec, dict(settings))
+    return policy.base.label if isinstance(policy, Wrapper) else None
 
 
 def _with_base(rows: Sequence[Row]) -> Iterator[Row]:
     """The rows of one task, with their difference to the base policy and their accuracy under parallelism.
 
-    AUP is of the curve from one token a step to this row if `schedule` was run too, else of this point alone.
+    AUP is of the curve from one token a step to this row, so `schedule` must have been run too. The base policy must
+    have the very knobs that the gate's own has.
     """
     runs = {row["name"]: row for row in rows}
     best, careful = max(row["accuracy"] for row in rows), runs.get("schedule")
     for row in rows:
-        policy = get_policy(row["name"])
-        base = runs.get(policy.base.name) if isinstance(policy, Wrapper) else None
+        base = next((each for each in rows if each["policy"] == row["over"]), None)
         change = {"base": None} if base is None else paired(row, base)
-        points = {(each["tpf"], 100 * each["accuracy"]) for each in (careful or row, row)}
-        yield {**row, **change, "aup": aup(sorted(points), best=100 * best)}
+        if careful is not None:
+            points = {(each["tpf"], 100 * each["accuracy"]) for each in (careful, row)}
+            change |= {"aup": aup(sorted(points), best=100 * best)}
+        yield {**row, **change}
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:

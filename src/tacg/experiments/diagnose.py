@@ -14,9 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tacg.engine.events import Finished, Step
+from tacg.engine.request import resolve
+from tacg.errors import TacgError
 from tacg.experiments.evaluate import settings_of, surroundings
 from tacg.experiments.rows import Ledger, Row, key_of
 from tacg.experiments.show import Table
+from tacg.policies import get_policy
+from tacg.policies.probe import Probe
 from tacg.version import __version__
 
 if TYPE_CHECKING:
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
 
     from tacg.experiments.grid import Sample, Tick
     from tacg.llm import LLM
-    from tacg.policies.probe import Probe
     from tacg.tasks import Task
 
     Array = NDArray[np.float64]
@@ -49,16 +52,16 @@ ROUNDS = 200
 LEVELS = 200  # of confidence, within which signals are compared
 
 
-def collect(llm: LLM, task: Task, policy: Probe, sample: Sample, tick: Tick | None = None) -> Array:
+def collect(llm: LLM, task: Task, policy: str, sample: Sample, tick: Tick | None = None) -> Array:
     """Every proposal: float64 [proposals, FIELDS]. End-of-text padding is left out: it would drown the rest."""
     problems = list(task.problems(sample.split, sample.n, sample.seed))
-    settings = settings_of(task, policy, {})
+    settings, probe = settings_of(task, policy, {}), Probe(base=get_policy(policy))
     length, ends = settings["gen_length"], llm.model.spec.eos_ids
     expected = [llm.tokenizer.encode(problem.answer) for problem in problems]
     seen: dict[int, list[tuple[float, ...]]] = {}
     found: list[tuple[float, ...]] = []
-    prompts = [problem.prompt for problem in problems]
-    for event in llm.stream(prompts, policy, batch_size=sample.batch_size, **settings):
+    prompts = [problem.asked for problem in problems]
+    for event in llm.stream(prompts, probe, batch_size=sample.batch_size, **settings):
         if isinstance(event, Step):
             mine = seen.setdefault(event.row, [])
             known, written = {place for place, *_ in mine}, {commit.position for commit in event.committed}
@@ -70,6 +73,8 @@ def collect(llm: LLM, task: Task, policy: Probe, sample: Sample, tick: Tick | No
                 for each in event.proposals
             )  # fmt: skip
         elif isinstance(event, Finished):
+            if event.output.error:
+                raise TacgError(f"{task.name}, problem {problems[event.row].id}: {event.output.error}")
             final, wanted = event.output.tokens, expected[event.row] + [ends[0]] * length
             stop = next((place for place, token in enumerate(final) if token in ends), len(final))
             for place, token, *values in seen.pop(event.row):
@@ -81,19 +86,20 @@ def collect(llm: LLM, task: Task, policy: Probe, sample: Sample, tick: Tick | No
 
 
 def diagnose(
-    llm: LLM, tasks: Sequence[Task], policy: Probe, sample: Sample, ledger: Ledger | None = None,
+    llm: LLM, tasks: Sequence[Task], policy: str, sample: Sample, ledger: Ledger | None = None,
     tick: Tick | None = None,
 ) -> list[Row]:  # fmt: skip
     """A row a task: match rates by confidence alone, by each signal within confidence, by support within both; AUCs."""
     ledger = ledger or Ledger()
     weights, rows = llm.identity["weights"], []
     for task in tasks:
+        made = resolve(policy, settings_of(task, policy, {}))
         facts: Row = {
-            "task": task.name, "model": llm.model.spec.name, "policy": policy.base.label, "weights": weights,
+            "task": task.name, "model": llm.model.spec.name, "policy": made[0].label, "weights": weights,
             "n": sample.n, "seed": sample.seed, "split": sample.split,
         }  # fmt: skip
         edges = {"confidence": CONFIDENCE, **SIGNALS}
-        key = key_of(diagnose=repr(task), probe=repr(policy), edges=edges, levels=LEVELS, version=__version__, **facts)
+        key = key_of(diagnose=repr(task), rule=repr(made), edges=edges, levels=LEVELS, version=__version__, **facts)
         row = ledger.get(key)
         if row is None:
             data = collect(llm, task, policy, sample, tick)
@@ -164,15 +170,16 @@ def _draws(size: int) -> Array:
     return np.random.default_rng(0).multinomial(size, np.full(size, 1 / size), ROUNDS).astype(np.float64)
 
 
-def aucs(data: Array) -> dict[str, dict[str, list[float]]]:
+def aucs(data: Array) -> dict[str, dict[str, list[float] | None]]:
     """How well a signal orders right above wrong among proposals of like confidence: 0.5 is chance.
 
-    {target: {signal: [value, low, high]}}. Levels of confidence hold equally many proposals: most are near 0 or 1, and
-    there a level of equal width would leave much of confidence in every signal that goes with it.
+    {target: {signal: [value, low, high]}}, None where right and wrong ones never meet. Levels of confidence hold
+    equally many proposals: most are near 0 or 1, and there a level of equal width would leave much of confidence in
+    every signal that goes with it.
     """
     problem = column(data, "problem").astype(int)
     drawn = _draws(int(problem.max()) + 1)[: ROUNDS // 4] if len(data) else np.ones((0, 1))
-    made: dict[str, dict[str, list[float]]] = {target: {} for target in TARGETS}
+    made: dict[str, dict[str, list[float] | None]] = {target: {} for target in TARGETS}
     for target in TARGETS:
         for name in ("confidence", *SIGNALS):
             keep = _usable(data, target, name)
@@ -180,8 +187,10 @@ def aucs(data: Array) -> dict[str, dict[str, list[float]]]:
             level = np.argsort(np.argsort(column(data, "confidence")[keep])) * LEVELS // max(1, int(keep.sum()))
             weights = np.vstack([np.ones(len(drawn[0])), drawn])[:, problem[keep]]
             scores = _auc(values, hit, level, weights)
-            low, high = np.nanquantile(scores[1:], [0.025, 0.975])
-            made[target][name] = [float(scores[0]), float(low), float(high)]
+            made[target][name] = None
+            if len(data) and not np.isnan(scores[0]):
+                low, high = np.nanquantile(scores, [0.025, 0.975])
+                made[target][name] = [float(scores[0]), float(low), float(high)]
     return made
 
 
@@ -195,7 +204,7 @@ def _auc(values: Array, hit: Mask, level: Any, weights: Array) -> Array:
         left, until = (np.searchsorted(values[wrong], values[right], side) for side in ("left", "right"))
         won += (weights[:, right] * (below[:, left] + below[:, until]) / 2).sum(axis=1)
         pairs += weights[:, right].sum(axis=1) * below[:, -1]
-    return np.where(pairs > 0, won / np.maximum(pairs, 1e-300), 0.5)
+    return np.where(pairs > 0, won / np.maximum(pairs, 1e-300), np.nan)
 
 
 def bin_names(signal: str) -> list[str]:
@@ -226,11 +235,29 @@ def tables(rows: Sequence[Row], target: str = "final", signals: Sequence[str] = 
                 lines.append((name, *(_percent(mine.get(number)) for number in range(len(bin_names(signal))))))
             columns = (f"confidence \\ {signal}", *bin_names(signal))
             made.append(Table(f"{row['task']}: match with the {target} token, %", columns, tuple(lines)))
+        made.append(_jointly(row, target))
     return made
 
 
-def _interval(score: Sequence[float]) -> str:
-    return f"{score[0]:.2f} ({score[1]:.2f}…{score[2]:.2f})"
+def _jointly(row: Row, target: str) -> Table:
+    """Match rates by support among proposals of like confidence and like streak."""
+    cells = {
+        (each["confidence"], each["streak"], each["bin"]): each for each in row["bins"]
+        if (each["target"], each["signal"]) == (target, "support given streak")
+    }  # fmt: skip
+    supports = range(len(bin_names("support")))
+    lines = [
+        (f"{level}, {streak}", *(_percent(cells.get((number, place, step))) for step in supports))
+        for number, level in enumerate(bin_names("confidence"))
+        for place, streak in enumerate(bin_names("streak"))
+        if any((number, place, step) in cells for step in supports)
+    ]
+    columns = ("confidence, streak \\ support", *bin_names("support"))
+    return Table(f"{row['task']}: match with the {target} token by all three, %", columns, tuple(lines))
+
+
+def _interval(score: Sequence[float] | None) -> str:
+    return "" if score is None else f"{score[0]:.2f} ({score[1]:.2f}…{score[2]:.2f})"
 
 
 def _percent(cell: Row | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
@@ -52,6 +53,9 @@ class Ledger:
         self.rows: dict[str, Row] = {}
         if path is not None and path.exists():
             content = path.read_bytes()
+            if not content.endswith(b"\n"):
+                time.sleep(0.2)  # somebody may be writing it
+                content = path.read_bytes()
             rows, end = parse_rows(content, path)
             if end < len(content):
                 os.truncate(path, end)  # mend a cut-off line

@@ -7,6 +7,7 @@ problems.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,7 @@ from tacg.experiments.grid import Cell, Sample, paired, run
 from tacg.experiments.picture import draw_dynamics, draw_frontier, draw_heat, draw_match
 from tacg.experiments.rows import Ledger, Row
 from tacg.experiments.show import Section, Table, accuracy, change, provenance, write_page
-from tacg.policies import get_policy
 from tacg.policies.base import Wrapper
-from tacg.policies.probe import Probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -223,10 +222,9 @@ class Study:
     @functools.cached_property
     def diagnosed(self) -> list[Row]:
         """What every signal knows, a row a task."""
-        probe = Probe(base=get_policy("schedule"))
         with self.bar("signals", self.scale.point * len(self.tasks)) as tick:
             sample = self.sample(self.scale.point, "dev")
-            return diagnose.diagnose(self.llm, self.tasks, probe, sample, self.ledger, tick)
+            return diagnose.diagnose(self.llm, self.tasks, "schedule", sample, self.ledger, tick)
 
     def signals(self) -> Section:
         """Fig. 1 and beyond: which signal tells right from wrong among proposals of like confidence."""
@@ -312,7 +310,7 @@ def abstract(compared: Sequence[Row], diagnosed: Sequence[Row]) -> str:
             f"{', '.join(saved) or 'nowhere'}. The intervals are of one point each: of many, some miss by chance."
         )
     values = ", ".join(
-        f"{name} " + "/".join(f"{row['auc']['reference'][name][0]:.2f}" for row in diagnosed)
+        f"{name} " + "/".join(f"{(row['auc']['reference'][name] or [math.nan])[0]:.2f}" for row in diagnosed)
         for name in diagnosed[0]["auc"]["reference"]
     )  # fmt: skip
     lines.append(

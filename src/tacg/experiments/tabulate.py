@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
 from tacg.experiments.evaluate import summary
@@ -20,23 +20,26 @@ COLUMNS = ("policy", "n", "accuracy %", "steps", "TPF", "total TPF", "Δ accurac
 
 
 def row_of(path: Path) -> Row:
-    """The row of a results file, finished or not: `n` is what is there, `of` what was asked for."""
+    """The row of a results file, finished or not: `n` is what is there, `of` what was asked for, `numbers` which."""
     header, items = read_results(path)
     if not items:
         raise TacgError(f"{path} has no items yet; go on with it (tacg eval --resume).")
     run, ordered = header["run"], tuple(items[number] for number in sorted(items))
     row = summary(ordered, run["task"], header["model"]["model"], run["policy"], run["seed"])
     facts = {"of": run["n"], "split": run["split"], "data": run["data"], "dtype": header["model"]["dtype"]}
-    return row | facts | by_item(ordered) | {"version": header["versions"]["tacg"], "name": path.stem}
+    facts |= {"version": header["versions"]["tacg"], "name": path.stem, "numbers": sorted(items)}
+    return row | facts | by_item(ordered)
 
 
 def rows_of(paths: Sequence[Path]) -> list[Row]:
-    """A row a file; the first one on the same problems is what the others are paired with."""
-    rows = [row_of(path) for path in paths]
-    first: dict[str, Row] = {}
-    for row in rows:
-        first.setdefault(row["data"], row)
-    return [row | paired(row, base) if (base := first[row["data"]])["n"] == row["n"] else row for row in rows]
+    """A row a file; the first one of the same model on the same problems is what the others are paired with."""
+    first: dict[tuple[Any, ...], Row] = {}
+    rows = []
+    for path in paths:
+        row = row_of(path)
+        base = first.setdefault((row["model"], row["data"], tuple(row.pop("numbers"))), row)
+        rows.append(row | paired(row, base))
+    return rows
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:

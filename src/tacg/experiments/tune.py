@@ -111,7 +111,12 @@ def by_agreement(
     """Quality is how much the answers are like those of one token a step; no labels are looked at."""
     lengths: dict[str, Any] = {"early_stop": False, **decode}
     weights, asked = llm.identity["weights"], list(prompts)
-    shape = {name: lengths[name] for name in ("gen_length", "block_length", "suppress") if name in lengths}
+    alike = resolve(policy, lengths)[1]
+    shape: dict[str, Any] = {
+        "gen_length": alike.gen_length,
+        "block_length": alike.block_length,
+        "suppress": alike.suppress,
+    }
 
     @functools.cache
     def careful() -> list[str]:
@@ -213,4 +218,4 @@ def defaults(policy: str, space: Mapping[str, Range]) -> dict[str, Any]:
     """The policy's own settings, as far as they are searched: a good first trial."""
     made, decode = resolve(policy, {})
     values = {**decode.values(), **made.values()}
-    return {name: values[name] for name in space}
+    return {name: values[name] for name in space if values[name] is not None}

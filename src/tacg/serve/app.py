@@ -165,7 +165,7 @@ class Service:
             async for _, told in rows.events():
                 if isinstance(told, Started) and not begun:
                     begun = True
-                    yield json.dumps(lines.start())
+                    yield json.dumps(lines.start(told))
                 elif isinstance(told, Step):
                     yield json.dumps(lines.step(told))
                 elif isinstance(told, Done):

@@ -1,6 +1,7 @@
 """A decode on disk: one JSON line for the start, one a step, one for the end. A cut-off trace can still be read.
 
-start  {"kind": "start", "model", "policy", "prompt", "gen_length", "contrast": [w, beta], "settings", "tacg"}
+start  {"kind": "start", "model", "policy", "prompt", "gen_length", "contrast": [w, beta], "settings", "tacg",
+        "blocks": [[start, stop, steps]…]}
 step   {"kind": "step", "step", "block", "names": [signals…], "committed": [[position, token, reason]…],
         "proposals": [[position, token, confidence, signals…]…], "pieces": {token: text}}   (pieces: new ones only)
 end    {"kind": "end", "text", "tokens", "steps", "forwards", "finish_reason"}
@@ -12,7 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tacg.engine.events import Finished, Step
+from tacg.engine.events import Finished, Started, Step
 from tacg.engine.request import resolve
 from tacg.errors import TacgError
 from tacg.policies.probe import Probe
@@ -55,14 +56,14 @@ class Lines:
         self._llm, self._prompt, self._decode = llm, prompt, decode
         self._told: set[int] = set()  # tokens whose text has been given
 
-    def start(self) -> Line:
+    def start(self, event: Started) -> Line:
         """The first line."""
-        contrast, decode = self.probe.needs.contrast, self._decode
+        contrast, decode, grid = self.probe.needs.contrast, self._decode, self._llm.model.spec.block
         assert contrast is not None
         return {
             "kind": "start", "model": self._llm.model.spec.name, "policy": self.probe.label, "prompt": self._prompt,
             "tacg": __version__, "gen_length": decode.gen_length, "contrast": [contrast.w, contrast.beta],
-            "settings": decode.values(),
+            "settings": decode.values(), "blocks": decode.blocks(len(event.prompt) % grid if grid else 0),
         }  # fmt: skip
 
     def step(self, event: Step) -> Line:
@@ -83,11 +84,11 @@ class Lines:
 
 
 def record(
-    llm: LLM, prompt: str, policy: str, path: Path, *, settings: Mapping[str, Any] | None = None
+    llm: LLM, prompt: str | list[dict[str, str]], policy: str, path: Path, *, settings: Mapping[str, Any] | None = None
 ) -> Iterator[Event]:
     """Decode a prompt and write the trace on the way; the events pass through. Every signal is measured."""
     made, decode = resolve(policy, dict(settings or {}))
-    lines = Lines(llm, prompt, made, decode)
+    lines = Lines(llm, prompt if isinstance(prompt, str) else prompt[-1]["content"], made, decode)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
 
@@ -95,9 +96,10 @@ def record(
             file.write(json.dumps(line) + "\n")
             file.flush()
 
-        write(lines.start())
         for event in llm.stream(prompt, lines.probe, suppress=decode.suppress, **decode.values()):
-            if isinstance(event, Step):
+            if isinstance(event, Started):
+                write(lines.start(event))
+            elif isinstance(event, Step):
                 write(lines.step(event))
             elif isinstance(event, Finished):
                 write(lines.end(event.output))

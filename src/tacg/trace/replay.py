@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tacg.engine.request import Decode
 from tacg.errors import TacgError
 from tacg.policies import get_policy
 from tacg.trace.record import Line, Trace
@@ -34,7 +33,7 @@ def replay(trace: Trace, policy: str | Policy) -> Trace:
     state = made.start(1, length, torch.device("cpu"))
     done: set[int] = set()
     seen: set[int] = set()
-    blocks = Decode().turn(**trace.start["settings"]).blocks()
+    blocks = trace.start["blocks"]
     steps: list[Line] = []
     for line in trace.steps:
         taken = sum(each["block"] == line["block"] for each in steps)
