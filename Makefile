@@ -9,6 +9,8 @@ STEPS ?= 20000
 N ?= 500
 OUT ?= src/tacg/models/pocket
 FLAGS ?=
+# Which of the tests of other engines: words that pytest -k takes.
+ONLY ?=
 JEMALLOC ?= $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2 /usr/lib/libjemalloc.so.2 /usr/lib64/libjemalloc.so.2))
 
 .PHONY: demo test test-engines lint format setup pocket clean
@@ -22,7 +24,7 @@ test: .venv/dev.stamp  ## the whole suite, the proofs that the gate is the paper
 
 test-engines: .venv/dev.stamp .venv-sglang/stamp  ## the real SGLang on a CPU with the plug-in (an environment of 3 GB)
 	.venv-sglang/bin/python -m pip install --quiet --force-reinstall --no-deps .
-	OMP_NUM_THREADS=1 TACG_SGLANG_PYTHON=$(CURDIR)/.venv-sglang/bin/python $(BIN)/python -m pytest tests/engines
+	OMP_NUM_THREADS=1 TACG_SGLANG_PYTHON=$(CURDIR)/.venv-sglang/bin/python $(BIN)/python -m pytest tests/engines $(if $(ONLY),-k "$(ONLY)")
 
 lint: .venv/dev.stamp  ## style, format and types
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ drive.py '{"serve": false, "engine": {…}, "calls": [{"input_ids": […], "rid"
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
 import time
@@ -36,23 +37,22 @@ def call_engine(settings: dict[str, Any], calls: list[dict[str, Any]]) -> list[A
 
 
 def call_server(settings: dict[str, Any], calls: list[dict[str, Any]], port: int) -> list[Any]:
-    """The requests of every call as HTTP requests of their own, all at once."""
-    from sglang.srt.entrypoints.http_server import launch_server
-    from sglang.srt.plugins import load_plugins
-    from sglang.srt.server_args import ServerArgs
-
-    load_plugins()
-    arguments = ServerArgs(**settings, port=port)
-    threading.Thread(target=ask_server, args=(calls, port), daemon=True).start()
-    launch_server(arguments)
-    return []
-
-
-def ask_server(calls: list[dict[str, Any]], port: int) -> None:
-    """Wait until the server answers, ask, print, and end the process with it."""
-    import os
-
+    """The server as users start it."""
     from sglang.srt.utils import kill_process_tree
+
+    words = [f"--port={port}"]
+    for name, value in settings.items():
+        flag = "--" + name.replace("_", "-")
+        words += [flag] if value is True else [] if value is False else [f"{flag}={value}"]
+    with subprocess.Popen([sys.executable, "-m", "sglang.launch_server", *words]) as server:
+        try:
+            return ask_server(calls, port, server)
+        finally:
+            kill_process_tree(server.pid, include_parent=True)
+
+
+def ask_server(calls: list[dict[str, Any]], port: int, server: subprocess.Popen[bytes]) -> list[Any]:
+    """The requests of every call as HTTP requests of their own, all at once."""
 
     def post(body: dict[str, Any]) -> Any:
         request = urllib.request.Request(
@@ -66,6 +66,8 @@ def ask_server(calls: list[dict[str, Any]], port: int) -> None:
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
             break
         except OSError:
+            if server.poll() is not None:
+                raise RuntimeError(f"the server ended with {server.returncode}") from None
             time.sleep(1)
     answers = []
     for call in calls:
@@ -84,8 +86,7 @@ def ask_server(calls: list[dict[str, Any]], port: int) -> None:
         for thread in threads:
             thread.join()
         answers.append(found)
-    report(answers)
-    kill_process_tree(os.getpid(), include_parent=True)
+    return answers
 
 
 def report(answers: list[Any]) -> None:
@@ -104,7 +105,5 @@ def report(answers: list[Any]) -> None:
 if __name__ == "__main__":
     job = json.loads(sys.argv[1])
     made = SETUP | job["engine"]
-    if job.get("serve"):
-        call_server(made, job["calls"], job["serve"])
-    else:
-        report(call_engine(made, job["calls"]))
+    serve = job.get("serve")
+    report(call_server(made, job["calls"], serve) if serve else call_engine(made, job["calls"]))

@@ -111,6 +111,13 @@ def test_samples_follow_from_the_request_id(sdar: dict[str, Any], home: Path) ->
     assert tokens(first) == tokens(again) != tokens(other)
 
 
+def in_blocks(commits: list[tacg.Commit], before: int, size: int = 32) -> list[int]:
+    """The steps of commits in order of their position, counted from the start of each block on the grid."""
+    blocks = [(before + each.position) // size for each in commits]
+    first = {block: min(c.step for c, other in zip(commits, blocks, strict=True) if other == block) for block in blocks}
+    return [each.step - first[block] + 1 for each, block in zip(commits, blocks, strict=True)]
+
+
 @pytest.mark.parametrize(
     ("policy", "knobs"),
     [
@@ -137,6 +144,7 @@ def test_llada2_gives_what_our_own_engine_gives(home: Path, policy: str, knobs: 
         assert answer["tokens"] == list(alone.tokens)
         in_order = sorted(alone.commits, key=lambda each: each.position)
         assert answer["tacg_reason"] == [each.reason for each in in_order]
+        assert answer["tacg_step"] == in_blocks(in_order, len(prompt))
         assert len(set(answer["tokens"])) > 5, "the random model has something to say"
         reasons |= set(answer["tacg_reason"])
     assert reasons == {"base", "extra", "fallback"}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 
+from tacg.errors import TacgError
 from tacg.integrations.blocks import Block, Blocks, stable_seed
 from tacg.integrations.settings import Settings, read_settings
 from tacg.policies import policy_names
@@ -35,6 +39,29 @@ def test_every_policy_can_be_gated() -> None:
         if not name.startswith("tacg"):  # the released rules are gates themselves
             policy, _ = read_settings({"base": name})
             assert policy.label.startswith("tacg")
+
+
+def test_presets_bring_their_part_of_the_decode(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('policy = "tacg"\n[knobs]\nk_extra = 1\n[decode]\ntemperature = 0.7\nobserve = "sequence"\n')
+    policy, settings = read_settings({"preset": str(path)})
+    assert (policy.values()["k_extra"], settings.temperature) == (1, 0.7)
+    assert "observe='sequence', which has no effect" in caplog.text
+    assert read_settings({"preset": str(path), "temperature": 0.2})[1].temperature == 0.2
+
+
+def test_ids_that_the_model_lacks_are_told_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    policy, settings = read_settings({"suppress": [3, 200]})
+    blocks = Blocks(policy, settings, width=4, unwritable=[1])
+    blocks.step(torch.randn(4, 9), torch.ones(1, 4, dtype=torch.bool), {0: Block()})
+    assert blocks.unwritable == [1, 3]
+    assert "names 200, but the model has 9 ids" in caplog.text
+
+
+def test_a_gate_is_not_gated_again() -> None:
+    for base in ("tacg", "tacg-released"):
+        with pytest.raises(TacgError, match="must be what TACG gates"):
+            read_settings({"base": base})
 
 
 def test_seeds_are_the_same_everywhere_and_for_ever() -> None:

@@ -76,6 +76,45 @@ def test_sampling_follows_the_generation_config(twins: tuple[tacg.LLM, Any]) -> 
     assert sampled.tolist() != theirs.generate(ids, **ask).tolist()
 
 
+def test_several_samples_of_one_prompt_differ(twins: tuple[tacg.LLM, Any]) -> None:
+    ours, theirs = twins
+    ids = torch.tensor([ours.encode("Hello", chat=False)])
+    rows = theirs.generate(
+        ids, custom_generate=tacg_generate, max_new_tokens=16, do_sample=True, temperature=3.0, num_return_sequences=4,
+        settings={"early_stop": False},
+    ).tolist()  # fmt: skip
+    assert len({tuple(row) for row in rows}) == 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({"do_sample": True, "top_p": 0.1}, "TopPLogitsWarper"),
+        ({"do_sample": True, "top_k": 3}, "TopKLogitsWarper"),
+        ({"repetition_penalty": 1.5}, "RepetitionPenaltyLogitsProcessor"),
+        ({"bad_words_ids": [[9]]}, "NoBadWordsLogitsProcessor"),
+        ({"num_beams": 4}, "num_beams"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(twins: tuple[tacg.LLM, Any], asked: dict[str, Any], named: str) -> None:
+    with pytest.raises(TacgError, match=named):
+        twins[1].generate(torch.tensor([[5, 6]]), custom_generate=tacg_generate, max_new_tokens=8, **asked)
+
+
+def test_a_long_draft_is_cleared_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "10")
+
+    class Letters:
+        def decode(self, ids: list[int]) -> str:
+            return "".join(chr(each) for each in ids)
+
+    said = io.StringIO()
+    streamer = DraftStreamer(Letters(), said)
+    streamer.put_draft(torch.tensor([ord(each) for each in "a" * 25 + "\n" + "b" * 10]))
+    streamer.put(torch.tensor([ord("c")]))
+    assert "\033[4F" in said.getvalue(), "three rows of a, one of b"
+
+
 def test_without_generate_it_can_be_called_directly(twins: tuple[tacg.LLM, Any]) -> None:
     ours, theirs = twins
     prompt = ours.encode("Hello", chat=False)
@@ -137,6 +176,9 @@ def test_a_causal_model_is_refused() -> None:
         model.generate(torch.tensor([[3, 4]]), custom_generate=tacg_generate, max_new_tokens=4, mask_id=1)
     with pytest.raises(TacgError, match="mask_id="):
         model.generate(torch.tensor([[3, 4]]), custom_generate=tacg_generate, max_new_tokens=4)
+    model.config.is_causal = False  # as the refusal advises
+    out = model.generate(torch.tensor([[3, 4]]), custom_generate=tacg_generate, max_new_tokens=4, mask_id=1)
+    assert out.shape[1] > 2
 
 
 def test_shifted_logits_are_read_one_position_earlier(twins: tuple[tacg.LLM, Any]) -> None:

@@ -7,6 +7,7 @@ something is committed in every step are those of our own engine.
 from __future__ import annotations
 
 import hashlib
+import logging
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from tacg.integrations.settings import Settings
     from tacg.policies import Policy, State
+
+logger = logging.getLogger(__name__)
 
 
 class Block:
@@ -122,6 +125,7 @@ class Blocks:
         """int64 [R]; newcomers get one."""
         newcomers = [row for row, block in enumerate(blocks) if block.seat is None]
         if self.memory is None:
+            self._refuse_foreign(logits.shape[1])
             kind = self.settings.kind(self.width, logits.shape[1])
             self.memory = Memory(0, self.width, logits.device, kind)
             self.state = self.policy.start(0, self.width, logits.device)
@@ -136,6 +140,13 @@ class Blocks:
             most = self.settings.steps
             self.budget[seats[newcomers]] = masks if most is None else masks.clamp(max=most)
         return seats
+
+    def _refuse_foreign(self, vocabulary: int) -> None:
+        """Ids to suppress that the model does not have are told and left out: an engine cannot be stopped any more."""
+        foreign = [token for token in self.unwritable if token >= vocabulary]
+        if foreign:
+            logger.error("`suppress` names %d, but the model has %d ids; it is left out.", foreign[0], vocabulary)
+            self.unwritable = [token for token in self.unwritable if token < vocabulary]
 
     def _sit(self, block: Block) -> None:
         assert self.memory is not None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError, unknown
 from tacg.knobs import Knobs, knob, own_knobs
-from tacg.policies import get_policy
+from tacg.policies import find_preset, get_policy
 from tacg.scan.look import BACKENDS
 
 if TYPE_CHECKING:
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
     from tacg.policies import Policy
 
+logger = logging.getLogger(__name__)
+
+SHARED = ("temperature", "seed", "memory", "scan")  # settings that a preset may have
+LENGTHS = ("gen_length", "block_length", "steps", "cache", "early_stop")
 LARGE = 8 << 20  # bytes of a block's fp32 reference above which bf16 is the default
 
 
@@ -55,10 +60,13 @@ def read_settings(given: Mapping[str, Any], allowed: Collection[str] = ()) -> tu
     """
     ours = {each.name for each in own_knobs(Settings)} | {"suppress"}
     settings = Settings(**{name: value for name, value in given.items() if name in ours})
-    if settings.base.partition("+")[0] == "tacg":
+    if settings.base.startswith("tacg"):
         raise TacgError(f"`base` must be what TACG gates, such as confidence or klass; got {settings.base!r}.")
     spelling = "tacg" if settings.base == "confidence" else f"tacg+{settings.base}"
-    policy = get_policy(spelling if settings.preset is None else f"{spelling}:{settings.preset}")
+    if settings.preset is not None:
+        settings = _with_preset(settings, given, spelling)
+        spelling = f"{spelling}:{settings.preset}"
+    policy = get_policy(spelling)
     theirs = policy.knobs().keys()
     if twice := ours & theirs:
         raise TacgError(f"`{policy.name}` has a knob named `{min(twice)}`, as the engine has: rename the policy's.")
@@ -66,3 +74,15 @@ def read_settings(given: Mapping[str, Any], allowed: Collection[str] = ()) -> tu
         if name not in ours | theirs | set(allowed):
             raise unknown("setting", str(name), ours | theirs | set(allowed))
     return policy.turn(**{name: value for name, value in given.items() if name in theirs}), settings
+
+
+def _with_preset(settings: Settings, given: Mapping[str, Any], policy: str) -> Settings:
+    """What a preset says of the decode, where nothing else is said. Lengths are the engine's; the rest is named."""
+    preset = find_preset(policy, str(settings.preset))["decode"]
+    mine = {name: value for name, value in preset.items() if name in SHARED and name not in given}
+    for name, value in preset.items():
+        if name not in SHARED and name not in LENGTHS:
+            logger.warning(
+                "The preset %s sets %s=%r, which has no effect in this engine.", settings.preset, name, value
+            )
+    return replace(settings, **mine)

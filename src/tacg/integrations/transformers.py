@@ -6,9 +6,10 @@ engine does the rest. Rows of equal length share a forward, so there is no paddi
 
 from __future__ import annotations
 
+import shutil
 import sys
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,8 +83,10 @@ def tacg_generate(
     """Decode a batch. Called by `generate`, or directly where a model has none: tacg_generate(model, input_ids, …).
 
     generation_config  `max_new_tokens` positions are generated; `do_sample` and `temperature`, `eos_token_id`,
-                       `pad_token_id` and `return_dict_in_generate` mean what they say
-    policy, settings   as in `llm.generate`: a spelling, and knobs such as block_length, steps, seed, k_extra
+                       `pad_token_id` and `return_dict_in_generate` mean what they say; what would have no effect
+                       (top_p, penalties, beams, stop strings, …) is refused
+    policy, settings   as in `llm.generate`: a spelling, and knobs such as block_length, steps, seed, k_extra; row n
+                       samples with seed + n, so that `num_return_sequences` gives different ones
     mask_id            the mask token's id, if the model's config does not have a `mask_token_id`
     shifted            position i predicts token i + 1 (Dream)
     drafts             a streamer with `put_draft`, see `DraftStreamer`. It needs a name of its own: `generate` does not
@@ -93,11 +96,13 @@ def tacg_generate(
     generation_config = generation_config or getattr(model, "generation_config", None)
     spec = _spec(model, generation_config, mask_id, shifted)
     _refuse_one_way(model, spec)
+    _refuse_unheard(generation_config, model_inputs)
     made, decode = resolve(policy, {**_asked(generation_config, input_ids), **(settings or {})})
     rows = [row.tolist() for row in _unpadded(input_ids, model_inputs.get("attention_mask"))]
     engine = Engine(HubModel(model, spec), max_rows=len(rows))
     outputs: dict[int, Output] = {}
-    for event in engine.stream([Request(tuple(row), made, decode) for row in rows], detail=drafts is not None):
+    requests = [Request(tuple(row), made, replace(decode, seed=decode.seed + n)) for n, row in enumerate(rows)]
+    for event in engine.stream(requests, detail=drafts is not None):
         if isinstance(event, Finished):
             outputs[event.row] = event.output
         elif isinstance(event, Step):
@@ -128,7 +133,8 @@ class DraftStreamer:
         words = [self.tokenizer.decode([token]) for token in ids]
         text = "".join(word if final else f"\033[2m{word}\033[0m" for word, final in zip(words, sure, strict=True))
         self._clear()
-        self._lines = text.count("\n") + 1
+        columns = shutil.get_terminal_size().columns
+        self._lines = sum(max(1, -(-len(line) // columns)) for line in "".join(words).split("\n"))
         print(text, file=self.file, flush=True)
 
     def put(self, value: Tensor) -> None:
@@ -183,23 +189,40 @@ def _asked(config: Any, input_ids: Tensor) -> dict[str, Any]:
     return asked
 
 
+USUAL_TOP_K = 50  # what `generate` fills in when nobody asks for top_k
+HEARD = {"TemperatureLogitsWarper", "MaxLengthCriteria", "EosTokenCriteria"}
+
+
+def _refuse_unheard(config: Any, inputs: Mapping[str, Any]) -> None:
+    """Raise for what `generate` was asked to do to logits or for ways to stop that this function does not follow."""
+    asked = [*(inputs.get("logits_processor") or ()), *(inputs.get("stopping_criteria") or ())]
+    heard = HEARD | ({"TopKLogitsWarper"} if _option(config, "top_k", 0) == USUAL_TOP_K else set())
+    names = [type(each).__name__ for each in asked if type(each).__name__ not in heard]
+    if _option(config, "num_beams", 1) > 1:
+        names.append("num_beams")
+    if names:
+        raise TacgError(f"tacg_generate cannot do what {names[0]} asks for: call generate() without that setting.")
+
+
 def _option(config: Any, name: str, otherwise: Any) -> Any:
     """A field of a generation config, which may lack it or be no config at all."""
     found = getattr(config, name, None)
     return otherwise if found is None else found
 
 
-_looks_back: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+_looks_ahead: weakref.WeakSet[Any] = weakref.WeakSet()  # models that were tried
 
 
 def _refuse_one_way(model: Any, spec: ModelSpec) -> None:
-    """Raise for a causal model, whose answer would be noise. Tried once: do the first logits hear of the last token?"""
-    if model not in _looks_back:
-        ids = torch.full((2, 4), spec.mask_id, device=model.device)
-        ids[1, -1] = 0 if spec.mask_id else 1
-        one, other = model(input_ids=ids).logits[:, 0]
-        _looks_back[model] = bool((one != other).any())
-    if not _looks_back[model]:
+    """Raise for a causal model, whose answer would be noise: do the first logits hear of the last token?"""
+    if model in _looks_ahead:
+        return
+    ids = torch.full((2, 4), spec.mask_id, device=model.device)
+    ids[1, -1] = 0 if spec.mask_id else 1
+    one, other = model(input_ids=ids).logits[:, 0]
+    if bool((one != other).any()):
+        _looks_ahead.add(model)
+    else:
         raise TacgError(
             f"{spec.name!r} looks only backwards, so it cannot fill in masks. Load a masked diffusion model "
             "(or, for an experiment, set `config.is_causal = False`)."
