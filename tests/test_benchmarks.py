@@ -20,9 +20,10 @@ from tacg.cli.main import app
 from tacg.experiments.evaluate import evaluate, settings_of
 from tacg.llm import LLM
 from tacg.tasks import Problem, Task, benchmark_names, get_task
+from tacg.tasks.boxes import last_box
 from tacg.tasks.gsm8k import final_number
 from tacg.tasks.humaneval import completed
-from tacg.tasks.math500 import last_box, same_by_algebra
+from tacg.tasks.math500 import same_by_algebra, same_words
 from tacg.tasks.released import gsm8k_answer, math_equal
 
 PUBLIC = Path(os.environ.get("TACG_SETS", Path(__file__).parents[2] / "shared" / "data"))
@@ -206,6 +207,9 @@ def test_a_set_is_evaluated_like_any_task(task: Callable[..., Task], llm: LLM) -
         ("The answer is x1", None),
         ("The answer is 1/0", None),
         ("The final answer is unknown. I guess 12", 12),
+        (r"So she has \boxed{5} eggs. Check: 5 + 3 = 8.", 5),
+        ("The final answer is 5 apples. (Check: 5 + 3 = 8)", 5),
+        ("The final answer is " + "9" * 5000, None),
         ("no number", None),
     ],
 )
@@ -240,6 +244,13 @@ def test_algebra_knows_more_than_letters() -> None:
     assert last_box(r"\boxed{a{b}c} then \boxed{open") == "a{b}c"
 
 
+def test_words_are_not_squeezed_into_other_numbers() -> None:
+    for gold, answer in ((".5", r"\boxed{5}"), ("23", r"\boxed{2*3}"), ("12", r"\boxed{1 2}")):
+        assert not same_words(gold, answer)
+    assert same_words(r"\text{Evelyn}", "The answer is **Evelyn**.")
+    assert same_words("10,000", r"\boxed{10,\!000}") is True
+
+
 def test_the_released_reading_of_mathematics_has_its_oddities() -> None:
     assert math_equal("?", r"\boxed{\frac{1}{2}}", "The answer is 0.5.")
     assert math_equal("?", r"\boxed{4}", r"\boxed{3} or \boxed{4}"), "one right box is enough"
@@ -247,6 +258,7 @@ def test_the_released_reading_of_mathematics_has_its_oddities() -> None:
     assert math_equal("Roots separated by commas.", r"\boxed{1,-2}", r"\boxed{-2, 1}")
     assert not math_equal("Roots.", r"\boxed{1,-2}", r"\boxed{-2, 1}")
     assert not math_equal("?", r"\boxed{(x+1)^2}", r"\boxed{x^2+2x+1}"), "it knows no algebra"
+    assert not math_equal("?", r"\boxed{1}", rf"\boxed{{\frac{{{'3' * 400}}}{{7}}}}"), "nor does babble stop it"
 
 
 @pytest.mark.parametrize(
@@ -255,6 +267,9 @@ def test_the_released_reading_of_mathematics_has_its_oddities() -> None:
         ("```python\ndef double(x):\n    return 2 * x\n```", True, True),
         ("Sure:\n```\ndef double(x):\n    return x + x\n```\nUse it: ```python\nprint(double(2))\n```", True, True),
         ("    return 2 * x", True, False),
+        ("    return 2 * x\n```\nDone.", True, False),
+        ("def double(x):\n    return 2 * x\n```\nThis doubles.", True, False),
+        ("```python3.11\r\ndef double(x):\r\n    return 2 * x\r\n```", True, False),
         ("return 2 * x", True, False),
         ("y = x\n    return 2 * y", True, False),
         ("if x:\n        return 2 * x\n    return 0", True, False),

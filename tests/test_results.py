@@ -17,6 +17,7 @@ import tacg
 from tacg import TacgError
 from tacg.experiments.evaluate import evaluate
 from tacg.experiments.results import read_results
+from tacg.experiments.rows import Ledger
 from tacg.experiments.tabulate import rows_of, tables
 from tacg.tasks import get_task
 from tests.test_cli import TACG
@@ -88,6 +89,14 @@ def test_settings_are_not_mixed(llm: tacg.LLM, tmp_path: Path, whole: bytes) -> 
     path.write_text('{"task": "pocket-math"}\n')
     with pytest.raises(TacgError, match="is no results file"):
         run(llm, path, resume=True)
+    for foreign in (b'{"my": "data"}', b"\x00\x01binary"):  # without a line's end: not what a crash of ours leaves
+        path.write_bytes(foreign)
+        with pytest.raises(TacgError, match="is no results file"):
+            run(llm, path, resume=True)
+        assert path.read_bytes() == foreign
+        with pytest.raises(TacgError, match="no whole row"):
+            Ledger(path)
+        assert path.read_bytes() == foreign
     path.write_bytes(whole.replace(b'"number": 2', b'"number" 2'))
     with pytest.raises(TacgError, match="line 4: not a JSON row"):
         run(llm, path, resume=True)

@@ -43,7 +43,7 @@ class Knob:
         """Return `value` in the knob's own type, or raise naming the knob, the constraint and the value."""
         if value is None and self.optional:
             return None
-        if self.kind is float and type(value) is int:
+        if self.kind is float and type(value) is int and -BIG < value < BIG:
             value = float(value)
         right_type = type(value) is self.kind and not (isinstance(value, int | float) and not -BIG < value < BIG)
         in_range = right_type and (

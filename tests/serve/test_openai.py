@@ -33,6 +33,11 @@ def test_chat_gives_what_the_library_gives(client: OpenAI, llm: tacg.LLM) -> Non
     assert (used["steps"], used["forwards"], used["tpf"]) == (alone.steps, alone.forwards, alone.tpf)
     again = [*MESSAGES, choice.message, {"role": "user", "content": [{"type": "text", "text": "And now?"}]}]
     assert client.chat.completions.create(model="tiny", messages=again).choices, "its own answer can be sent back"
+    named = [{"role": "developer", "content": "Be brief."}, MESSAGES[1]]
+    same = client.chat.completions.create(
+        model="tiny", messages=named, user="u1", prompt_cache_key="k", extra_body=extra
+    )
+    assert same.choices[0].message.content == alone.text
 
 
 @pytest.mark.parametrize("stop", [None, "e", ["zz", "o"]])
@@ -98,6 +103,8 @@ def test_completions_take_texts_and_ids(client: OpenAI, llm: tacg.LLM) -> None:
         ({"n": 17}, "n", "[1, 16]"),
         ({"seed": -1}, "seed", ">= 0"),
         ({"temperature": -0.1}, "temperature", ">= 0"),
+        ({"temperature": 10**400}, "temperature", ">= 0"),
+        ({"max_tokens": 10**12, "steps": 1, "block_length": 1}, "steps", "number of blocks"),
         ({"stop": ""}, "stop", "none empty"),
         ({"stream": 1}, "stream", "true or false"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "`stream`"),

@@ -24,7 +24,7 @@ from tacg.knobs import Knob
 from tacg.policies import get_policy
 from tacg.serve import app
 from tacg.serve.ask import NEUTRAL_CHAT, NEUTRAL_COMPLETION
-from tacg.serve.guard import Access
+from tacg.serve.guard import LOCAL, Access
 from tacg.serve.limits import Limits
 from tacg.serve.run import bind
 from tests.serve.conftest import Running, running, wait_until
@@ -81,6 +81,7 @@ def test_other_interfaces_need_a_key_or_a_word() -> None:
     with pytest.raises(TacgError, match="empty"):
         Access.bound_to("127.0.0.1", "")
     assert Access.bound_to("127.0.0.1", None).hosts is not None
+    assert Access.bound_to("0.0.0.0", "k", also=["proxy.example"]).hosts == {*LOCAL, "proxy.example"}
     told = CliRunner().invoke(command_line, ["serve", "--host", "0.0.0.0", "--port", "0"]).exception
     assert isinstance(told, TacgError)
     assert "--api-key" in str(told)
@@ -93,7 +94,7 @@ def test_pages_of_other_sites_get_nothing(http: httpx2.Client) -> None:
     for host in ("localhost", "127.0.0.1:1", "[::1]:8000"):
         assert http.get("/v1/models", headers={"host": host}).status_code == 200
     body = {"model": "tiny", "prompt": "a"}
-    for origin in ("https://evil.example", "null"):
+    for origin in ("https://evil.example", "null", "http://["):
         answer = http.post("/v1/completions", json=body, headers={"origin": origin})
         assert answer.status_code == 403
         assert "access-control-allow-origin" not in answer.headers

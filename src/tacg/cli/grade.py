@@ -34,6 +34,8 @@ def main(
 
     if task in task_names():
         raise TacgError(f"{task} is generated, not a set; --task must be one of {', '.join(benchmark_names())}.")
+    if out is not None and out.exists():
+        raise TacgError(f"{out} is there already: name another file.")
     chosen = load_task(task, data, knob or [])
     problems = {problem.id: problem for problem in chosen.problems()}
     found = read_answers(answers, problems)

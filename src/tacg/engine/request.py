@@ -44,8 +44,9 @@ class Decode(Knobs):
         if not all(type(each) is int for each in ids):
             raise TacgError(f"`suppress` must be token ids, got {self.suppress!r}.")
         object.__setattr__(self, "suppress", tuple(ids))
-        if self.steps is not None and not len(self.blocks()) <= self.steps:
-            raise TacgError(f"`steps` must be at least the number of blocks, {len(self.blocks())}, got {self.steps}.")
+        blocks = -(-self.gen_length // self.block_length)
+        if self.steps is not None and blocks > self.steps:
+            raise TacgError(f"`steps` must be at least the number of blocks, {blocks}, got {self.steps}.")
 
     def blocks(self, offset: int = 0) -> tuple[tuple[int, int, int], ...]:
         """(start, stop, steps) of each block. Steps are shared out by length, as evenly as whole numbers allow.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -76,6 +77,7 @@ def evaluate(
     on_item  told every item, those of an interrupted run first
     out      a results file; with `resume` only what is missing there is decoded
     """
+    task.refuse_unready()
     settings = settings_of(task, policy, settings or {})
     problems = list(task.problems(split, n, seed))
     header = describe(llm, task, policy, settings, problems, split, seed)
@@ -108,10 +110,12 @@ def _decode(
     keep: Callable[[int, Output], None],
 ) -> None:  # fmt: skip
     """Decode prompts and hand every output over as soon as it is there, on another thread: grading may take a while."""
-    jobs = []
+    jobs: deque[Future[None]] = deque()
     with ThreadPoolExecutor(max_workers=2) as pool:
 
         def hand_over(place: int, output: Output) -> None:
+            while jobs and jobs[0].done():
+                jobs.popleft().result()  # if grading fails, decoding need not go on
             if not output.error:  # a row that failed is no result: `generate` raises once the others are done
                 jobs.append(pool.submit(keep, place, output))
 

@@ -69,6 +69,9 @@ class Journal:
         draft.replace(self.path)
 
 
+BEGINNING = b'{"run":'  # of every header
+
+
 def read_journal(path: Path) -> tuple[Row, list[Row]]:
     """Header and rows of a journal, finished or not."""
     try:
@@ -105,13 +108,16 @@ def _differences(there: Any, here: Any, name: str = "") -> Iterator[tuple[str, A
 def _read(file: BinaryIO, path: Path, *, mend: bool = False) -> tuple[Row | None, list[Row]]:
     """Header and rows. What a crash left after the last whole row is not read, and with `mend` cut off."""
     file.seek(0)
-    rows, end = parse_rows(file.read(), path)
+    content = file.read()
+    rows, end = parse_rows(content, path)
+    if rows and "run" not in rows[0]:
+        raise TacgError(f"{path} is no results file: its first row must say `run`, got {', '.join(rows[0])}.")
+    if not rows and not content.startswith(BEGINNING) and not BEGINNING.startswith(content):
+        raise TacgError(f"{path} is no results file; name another one.")  # least of all one to be mended
     if mend:
         file.truncate(end)
     if not rows:
         return None, []
-    if "run" not in rows[0]:
-        raise TacgError(f"{path} is no results file: its first row must say `run`, got {', '.join(rows[0])}.")
     return rows[0], rows[1:]
 
 

@@ -57,6 +57,8 @@ class Ledger:
                 time.sleep(0.2)  # somebody may be writing it
                 content = path.read_bytes()
             rows, end = parse_rows(content, path)
+            if content and not rows:
+                raise TacgError(f"{path} has no whole row: delete it, or name another file.")
             if end < len(content):
                 os.truncate(path, end)  # mend a cut-off line
             self.rows = {row["key"]: row for row in rows if "key" in row}

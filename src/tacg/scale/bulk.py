@@ -6,12 +6,13 @@ each once, into a journal: started again, it goes on with the prompts that have 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tacg.engine.request import resolve
-from tacg.errors import TacgError
+from tacg.errors import LogitsError, TacgError
 from tacg.experiments.journal import Journal
 from tacg.scale.fleet import Replica, room, start, told_here
 from tacg.version import __version__
@@ -42,12 +43,16 @@ def generate(
     place, count = room(ray.cluster_resources(), cores, replicas)
     data = _read(source)
     header = {
-        "run": {"source": source.name, "rows": len(names), "key": key, "column": column},
+        "run": {
+            "source": source.name, "rows": len(names), "key": key, "column": column,
+            "data": hashlib.sha256(source.read_bytes()).hexdigest()[:16],
+        },
         "model": {"model": model, "dtype": dtype},
         "policy": {"policy": made.label, **made.values()},
-        "decode": decode.values(),
+        "decode": {**decode.values(), "suppress": list(decode.suppress)},
         "versions": {"tacg": __version__},
-    }
+    }  # fmt: skip
+    failed = []
     with Journal(out, header, resume=resume) as journal:
         answers = {row[key]: row for row in journal.rows}
         known = set(answers)
@@ -62,12 +67,16 @@ def generate(
         if len(known) < len(names):
             with told_here():
                 for row in answered.iter_rows():
-                    if row[key] not in answers:  # a repeated share comes twice
+                    if row["finish_reason"] == "error":
+                        failed.append(row[key])
+                    elif row[key] not in answers:  # a repeated share comes twice
                         answers[row[key]] = row
                         journal.append(row)
                         if on_row is not None:
                             on_row(row)
         journal.put_in_order(answers[name] for name in names if name in answers)
+    if failed:
+        raise LogitsError(f"{len(failed)} prompts have no answer, the first is {failed[0]!r}: unusable logits.", [])
     return len(answers)
 
 

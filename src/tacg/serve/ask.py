@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 
 # Fields of OpenAI's that we do not support, each with the values that ask for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,), "presence_penalty": (0,), "top_p": (1,), "logit_bias": ({},), "user": (),
+    "frequency_penalty": (0,), "presence_penalty": (0,), "top_p": (1,), "logit_bias": ({},),
 }  # fmt: skip
 NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = NEUTRAL | {
     "audio": (), "function_call": ("none",), "functions": ([],), "metadata": ({},), "modalities": (["text"],),
-    "moderation": (), "parallel_tool_calls": (), "prediction": (), "prompt_cache_key": (), "prompt_cache_options": (),
+    "moderation": (), "parallel_tool_calls": (), "prediction": (), "prompt_cache_options": (),
     "prompt_cache_retention": (), "reasoning_effort": (), "response_format": ({"type": "text"},),
-    "safety_identifier": (), "service_tier": ("auto", "default"), "store": (False,), "tool_choice": ("none",),
-    "tools": ([],), "verbosity": (), "web_search_options": (),
+    "service_tier": ("auto", "default"), "store": (False,), "tool_choice": ("none",), "tools": ([],), "verbosity": (),
+    "web_search_options": (),
 }  # fmt: skip
 NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = NEUTRAL | {"best_of": (1,), "echo": (False,), "suffix": ("",)}
+NAMES = ("user", "safety_identifier", "prompt_cache_key")  # say who asks; no answer depends on it
 # What an assistant's message carries when a client sends it back to us.
 EMPTY_IN_MESSAGE = ("annotations", "audio", "function_call", "name", "refusal", "tool_call_id", "tool_calls")
 ROLES = ("system", "user", "assistant")
@@ -98,6 +99,7 @@ class Reader:
         if not self._llm.tokenizer.chat_template:
             told = f"{self._llm.model.spec.name!r} has no chat template; use /v1/completions with a plain `prompt`."
             raise bad(told, "messages")
+        _drop_names(body)
         body.drop_neutral(NEUTRAL_CHAT)
         logprobs = body.flag("logprobs")
         top = body.take(
@@ -118,6 +120,7 @@ class Reader:
         many = given if isinstance(given, list) and not is_int(given[0]) else [given]
         if len(many) > self._limits.answers:
             raise bad(f"`prompt` must hold at most {self._limits.answers} prompts, got {len(many)}.", "prompt")
+        _drop_names(body)
         body.drop_neutral(NEUTRAL_COMPLETION)
         wants = "0 (the chosen token's): no others are known"
         logprobs = body.take("logprobs", wants, lambda value: is_int(value) and value == 0)
@@ -260,6 +263,11 @@ class Reader:
             raise bad("`suppress` must leave some token to write.", "suppress")
 
 
+def _drop_names(body: Body) -> None:
+    for name in NAMES:
+        body.take(name, "a text", lambda value: isinstance(value, str))
+
+
 def _message(number: int, message: Any) -> dict[str, str]:
     """One message, with nothing but a role and a text."""
     where = f"messages.{number}"
@@ -269,6 +277,7 @@ def _message(number: int, message: Any) -> dict[str, str]:
     for name, value in message.items():
         if name not in ("role", "content") and not (name in EMPTY_IN_MESSAGE and value in (None, [])):
             raise bad(f"`{where}` must have `role` and `content` alone, got {name[:NAME]!r} as well.", where)
+    role = "system" if role == "developer" else role  # the same thing under its newer name
     if role not in ROLES:
         told = f"`{where}.role` must be one of {', '.join(ROLES)}, got {brief(role)}."
         raise bad(told, f"{where}.role")

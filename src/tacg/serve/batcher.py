@@ -181,6 +181,9 @@ class Batcher:
                     jobs[engine.submit(job.request)] = job
                 except TacgError as error:
                     self._end(job, refusal.bad(str(error)))
+                except Exception as error:  # such as no memory for another row: the others go on
+                    log.error("a row cannot join: %s", type(error).__name__)
+                    self._end(job, refusal.failed(type(error).__name__))
         return True
 
     def _drop(self) -> None:

@@ -62,13 +62,16 @@ class Access:
         if api_key is not None and not api_key:
             raise TacgError("`--api-key` must not be empty.")
         if is_loopback(host):
-            return cls(api_key, frozenset({"localhost", "127.0.0.1", "::1", host.lower(), *also}), **more)
+            return cls(api_key, frozenset({*LOCAL, host.lower(), *also}), **more)
         if api_key is None and not insecure:
             raise TacgError(
                 f"`--host` {host} lets other machines in: give them a key with --api-key (or TACG_API_KEY), or say "
                 "--insecure if anybody may use this server."
             )
-        return cls(api_key, frozenset(also) or None, **more)
+        return cls(api_key, frozenset({*LOCAL, *also}) if also else None, **more)
+
+
+LOCAL = ("localhost", "127.0.0.1", "::1")  # names under which a server is always asked from its own machine
 
 
 def is_loopback(host: str) -> bool:
@@ -129,7 +132,7 @@ class Guard:
             told = f"This server does not answer to the name {host[:64]!r}; start it with --allow-host {host[:64]}."
             raise Refusal(403, told, "permission_error", code="wrong_host")
         origin = headers.get("origin")
-        if origin is not None and not self._may_read(origin) and urlsplit(origin).netloc != headers.get("host"):
+        if origin is not None and not self._may_read(origin) and _site(origin) != headers.get("host"):
             told = f"Pages of {origin[:64]!r} may not use this server; start it with --cors {origin[:64]}."
             raise Refusal(403, told, "permission_error", code="wrong_origin")
 
@@ -199,6 +202,14 @@ def json_response(document: Any, status: int = 200, headers: dict[str, str] | No
 def refused_response(refused: Refusal) -> Response:
     """A refusal as a response."""
     return json_response(refused.document(), refused.status, dict(refused.headers))
+
+
+def _site(origin: str) -> str | None:
+    """Host and port of an origin, None if it is none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _host_name(host: str) -> str:

@@ -78,6 +78,9 @@ class Task(Knobs):
         """Judge an answer."""
         raise NotImplementedError
 
+    def refuse_unready(self) -> None:
+        """Raise now if this machine cannot grade answers: nobody wants to hear that after decoding."""
+
     def problems(self, split: str = "test", n: int | None = None, seed: int = 0) -> Iterator[Problem]:
         """Problems of a split, without repeats; the same seed gives the same ones. Endless without `n`.
 

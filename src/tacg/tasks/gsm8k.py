@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import ClassVar
 
 from tacg.tasks.base import Grade, Problem
+from tacg.tasks.boxes import last_box
 from tacg.tasks.files import FileTask, Item
 from tacg.tasks.released import gsm8k_answer, gsm8k_gold
 
@@ -17,7 +18,8 @@ SYSTEM = (
 )
 AMOUNT = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 NUMBER = re.compile(rf"(?<![\w.)])([-−–]?)\s?\$?\s?(?<![\w.])({AMOUNT})(?:\s?/\s?(\d+)(?![\d.]))?")
-PLACES = (r"\\boxed\b", r"####", r"answer(?: is|:)")  # where an answer is announced, surest first
+PLACES = (r"####", r"answer(?: is|:)")  # where an answer is announced, surest first; but for a box
+LONGEST = 300  # digits: what is longer is babble
 
 
 @dataclass(frozen=True)
@@ -56,21 +58,34 @@ class GSM8K(FileTask):
 
 def final_number(text: str) -> Fraction | None:
     """The number that a text ends up with: in the last box, after the last #### or "answer is", or the last of all."""
-    text = re.sub(r"\\d?frac\{(\d+)\}\{(\d+)\}", r"\1/\2", text)
-    text = re.sub(r"\\[!,;: ]|[*_`]|\\(?=[$%])|\\text\{|(?<=\d)[{}](?=,)|(?<=,)[{}](?=\d)", "", text)
+    box = _plain(last_box(text) or "")
+    if NUMBER.search(box):
+        return _announced(box)
+    text = _plain(text)
     for place in PLACES:
         *before, rest = re.split(place, text, flags=re.IGNORECASE)
         if before and NUMBER.search(rest):
-            line = next(line for line in rest.split("\n") if NUMBER.search(line))
-            sums = [part for part in line.split("=") if NUMBER.search(part)]  # "5 + 3 = 8" says 8
-            return _value(next(NUMBER.finditer(sums[-1])))
+            sentences = re.split(r"\n|\.(?:\s|$)", rest)
+            return _announced(next(each for each in sentences if NUMBER.search(each)))
     found = list(NUMBER.finditer(text))
     return _value(found[-1]) if found else None
 
 
+def _plain(text: str) -> str:
+    """Without LaTeX's ways to write and to space numbers."""
+    text = re.sub(r"\\d?frac\{(\d+)\}\{(\d+)\}", r"\1/\2", text)
+    return re.sub(r"\\[!,;: ]|[*_`]|\\(?=[$%])|\\text\{|(?<=\d)[{}](?=,)|(?<=,)[{}](?=\d)", "", text)
+
+
+def _announced(words: str) -> Fraction | None:
+    """The first number after the last "=" that has one behind it: "5 + 3 = 8 eggs" says 8."""
+    sums = [part for part in words.split("=") if NUMBER.search(part)]
+    return _value(next(NUMBER.finditer(sums[-1])))
+
+
 def _value(match: re.Match[str]) -> Fraction | None:
     sign, amount, below = match.groups()
-    if below is not None and int(below) == 0:
+    if len(match[0]) > LONGEST or (below is not None and int(below) == 0):
         return None
     value = Fraction(amount.replace(",", "")) / int(below or 1)
     return -value if sign else value

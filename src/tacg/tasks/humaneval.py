@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from textwrap import indent
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.tasks.base import Grade, Problem
-from tacg.tasks.code import defines, judged, program
-from tacg.tasks.files import FileTask, Item
+from tacg.tasks.code import Programs, defines, judged, program
 from tacg.tasks.sandbox import Trial
+
+if TYPE_CHECKING:
+    from tacg.tasks.files import Item
 
 SYSTEM = "You complete only Python code."
 
 
 @dataclass(frozen=True)
-class HumanEval(FileTask):
+class HumanEval(Programs):
     """Python functions to complete, 164 problems; graded by running their tests in the sandbox."""
 
     name: ClassVar[str] = "humaneval"

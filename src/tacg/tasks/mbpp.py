@@ -9,8 +9,8 @@ from typing import ClassVar
 
 from tacg.knobs import knob
 from tacg.tasks.base import Grade, Problem
-from tacg.tasks.code import judged, program
-from tacg.tasks.files import FileTask, Item, download
+from tacg.tasks.code import Programs, judged, program
+from tacg.tasks.files import Item, download
 from tacg.tasks.sandbox import Trial
 
 TEST_IDS = range(11, 511)
@@ -18,7 +18,7 @@ SPLITS = ("prompt", "test", "validation", "train")  # of the hub, in the order o
 
 
 @dataclass(frozen=True)
-class MBPP(FileTask):
+class MBPP(Programs):
     """Small Python functions, 257 problems (the test split) or all 427; graded by running their assertions."""
 
     subset: str = knob("test", "the test split (ids 11 to 510), or all items", choices=("test", "all"))

@@ -190,7 +190,10 @@ def _decimal(answer: str) -> str | None:
     bare = answer.replace("\\dfrac", "").replace("\\frac", "")
     minus = bare.startswith("-")
     parts = bare.removeprefix("-").strip("{}").split("}{")
-    if len(parts) != 2 or not all(re.fullmatch(r"-?\d+", part) for part in parts) or int(parts[1]) == 0:
+    if len(parts) != 2 or not all(re.fullmatch(r"-?\d+", part) for part in parts):
         return None
-    value = int(parts[0]) / int(parts[1])
+    try:
+        value = int(parts[0]) / int(parts[1])
+    except (ZeroDivisionError, OverflowError, ValueError):  # the last two: hundreds of digits
+        return None
     return str(-value if minus else value)
