@@ -8,11 +8,16 @@ import pytest
 import torch
 
 import tacg
-from tacg.models.base import Span
+from tacg.engine.events import Finished
+from tacg.engine.loop import Engine
+from tacg.engine.request import Request, resolve
+from tacg.errors import TacgError
+from tacg.models.base import Span, whole
 from tacg.models.tiny import write_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
@@ -108,3 +113,58 @@ def test_modes_that_make_no_sense_are_refused(models: dict[str, tacg.LLM]) -> No
     ):
         with pytest.raises(tacg.TacgError, match=words):
             models[family].generate([7, 8], gen_length=8, **({"block_length": 32} | settings))
+
+
+def test_the_last_block_is_whole_for_a_model_that_knows_only_whole_ones(models: dict[str, tacg.LLM]) -> None:
+    """Masks stand where the answer ends within a block, as when the model was trained."""
+    llm, prompt = models["llada2"], PROMPTS[2][:32]
+    spies = []
+    for length in (8, 32):
+        spy = Spy(llm.model)
+        tacg.LLM(spy, llm.tokenizer).generate(prompt, "tacg", **SETTINGS | {"gen_length": length})
+        spies.append(spy)
+    (short,), (long,) = (spy.calls[0][0] for spy in spies)
+    assert short.stop == long.stop == 64
+    assert torch.equal(spies[0].calls[0][1], spies[1].calls[0][1][:8])
+
+
+@pytest.mark.parametrize("before", [16, 31, 32])
+def test_a_budget_holds_on_a_grid_of_blocks(models: dict[str, tacg.LLM], before: int) -> None:
+    prompt = [7 + place % 60 for place in range(before)]
+    ask = {"gen_length": 64, "early_stop": False}
+    least = 2 if before == 32 else 3  # blocks that the answer touches
+    for steps in (least, 8):
+        assert models["llada2"].generate(prompt, "schedule", steps=steps, **ask).steps <= steps
+    if least == 3:
+        with pytest.raises(TacgError, match="number of blocks, 3 after a prompt"):
+            models["llada2"].generate(prompt, "schedule", steps=2, **ask)
+
+
+def test_a_forward_that_fails_can_be_repeated(models: dict[str, tacg.LLM]) -> None:
+    class Once(Spy):
+        def __call__(self, *args: Any) -> Tensor:
+            if not self.calls:
+                self.calls.append(([], torch.zeros(0)))
+                raise MemoryError
+            return super().__call__(*args)
+
+    llm = models["llada2"]
+    request = Request(tuple(PROMPTS[1]), *resolve("tacg", SETTINGS | {"gen_length": 16}))
+    (expected,) = Engine(llm.model).generate([request])
+    engine = Engine(Once(llm.model))
+    engine.submit(request)
+    with pytest.raises(MemoryError):
+        engine.step()
+    done = []
+    while engine.busy:
+        done += [event.output for event in engine.step() if isinstance(event, Finished)]
+    assert done == [expected]
+
+
+@pytest.mark.parametrize("family", ["llada2", "llada-moe"])
+def test_experts_do_not_feel_the_neighbours(tmp_path: Path, family: str) -> None:
+    llm = tacg.load(write_checkpoint(tmp_path, family=family, seed=2, liveliness=4.0))
+    one, other = ([7 + (step * place) % 60 for place in range(size)] for step, size in ((3, 40), (5, 50)))
+    alone = llm.model(torch.tensor(one), whole([40]), torch.arange(40))
+    among = llm.model(torch.tensor(one + other), whole([40, 50]), torch.arange(40))
+    assert torch.equal(alone, among)

@@ -310,3 +310,38 @@ def test_prompts_are_checked() -> None:
         decode_one(ReactiveDenoiser(), (-1,), get_policy("tacg"))
     with pytest.raises(TacgError, match="`max_rows` must be >= 1"):
         Engine(ReactiveDenoiser(), max_rows=0)
+
+
+def test_half_precision_refuses_what_has_nothing_to_say() -> None:
+    """float16 cannot hold the number that stands for -inf; that must not make it a proposal."""
+    script = torch.zeros(1, 3, 6, dtype=torch.float16)
+    for hidden, logits in (
+        ((0, 2, 3, 4, 5), script),
+        ((), script.index_fill(2, torch.tensor([0, 2, 3, 4, 5]), -torch.inf)),
+    ):
+        request = Request((0,), get_policy("tacg"), Decode(gen_length=2, suppress=hidden))
+        with pytest.raises(LogitsError):
+            Engine(ScriptedDenoiser([logits])).generate([request])
+
+
+def test_a_policy_may_keep_what_it_is_given() -> None:
+    seen = []
+
+    @dataclass(frozen=True)
+    class Keeper(Policy):
+        name = "keeper"
+
+        def start(self, rows: int, width: int, device: torch.device) -> State:
+            return {}
+
+        def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+            seen.append(signals.step)
+            return Decision(torch.zeros_like(signals.observed), signals.confidence), state
+
+    decode_one(ReactiveDenoiser(), (5,), Keeper(), gen_length=4, block_length=2, early_stop=False)
+    assert [each.tolist() for each in seen] == [[0], [1], [0], [1]]
+
+
+def test_bytes_are_no_prompt(llm: tacg.LLM) -> None:
+    with pytest.raises(TacgError, match="must be a text"):
+        llm.generate(b"hi", "tacg")

@@ -220,3 +220,38 @@ def test_a_state_belongs_to_one_sequence() -> None:
 def test_knobs_are_checked(knobs: dict[str, object], message: str) -> None:
     with pytest.raises(TacgError, match=message):
         GateConfig(**knobs)  # type: ignore[arg-type]
+
+
+def test_it_works_in_and_out_of_inference_mode() -> None:
+    """What is kept between calls, for the next step or for anybody, may have been made in the other mode."""
+    frames = trajectory(1, 3, 1, 2, 20_000, dtype=torch.float32)
+    mask, state, plain = torch.ones(1, 2, dtype=torch.bool), GateState(), GateState()
+    with torch.inference_mode():
+        commit_step(frames[0].clone(), mask, mask, state)
+    commit_step(frames[1], mask, mask, state)
+    with torch.inference_mode():
+        last = commit_step(frames[2].clone(), mask, mask, state)
+    for frame in frames:
+        step = commit_step(frame, mask, mask, plain)
+    assert torch.equal(step.readiness, last.readiness)
+
+
+def test_refused_logits_leave_no_half_a_step_behind() -> None:
+    good = trajectory(2, 2, 1, 2, 50)
+    mask, state = torch.ones(1, 2, dtype=torch.bool), GateState()
+    commit_step(good[0], mask, mask, state)
+    bad = good[1].clone()
+    bad[0, 1, 7] = torch.nan
+    with pytest.raises(LogitsError):
+        commit_step(bad, mask, mask, state)
+    after, fresh = (commit_step(good[1], mask, mask, each) for each in (state, GateState()))
+    assert torch.equal(after.readiness, fresh.readiness), "it starts over"
+
+
+def test_a_budget_by_ratio_is_one_at_least() -> None:
+    logits = torch.tensor([[[3.0, 0.0], [2.0, 0.0]]])
+    mask, nothing = torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, 2, dtype=torch.bool)
+    config = GateConfig(k_ratio=0.0, tau_floor=0.5, m_extra=1)
+    assert int(commit_step(logits, mask, nothing, GateState(), config).extra.sum()) == 1
+    none = commit_step(logits[:, :0], mask[:, :0], nothing[:, :0], GateState(), config)
+    assert none.commit.shape == (1, 0)

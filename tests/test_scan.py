@@ -161,3 +161,30 @@ def test_tiles_equal_the_readable_scan(dtype: torch.dtype, vocabulary: int, kind
                 torch.testing.assert_close(told[1][name], values, atol=near, rtol=2e-5)
             else:
                 assert torch.equal(told[1][name], values), name
+
+
+@pytest.mark.parametrize("vocabulary", [3, 17_001])
+@pytest.mark.parametrize("low", [-100.0, -1e6, -1e9, -torch.inf])
+def test_a_token_that_is_forbidden_later_was_there_before(low: float, vocabulary: int) -> None:
+    """The past is what it was, whatever the present says: also where the scan has to undo a step to know it."""
+    first = torch.full((1, vocabulary), -20.0)
+    first[0, :3] = torch.tensor([2.0, 5.0, 0.0])
+    then = first.clone()
+    then[0, 1] = low
+    needs, found = Needs("reference", "readout", contrast=Contrast(0.3, 0.95)), {}
+    for backend in ("reference", "cpu"):
+        memory = Memory(1, 1)
+        scan(first, torch.arange(1), memory, needs, backend=backend)
+        found[backend] = scan(then, torch.arange(1), memory, needs, backend=backend)
+    expected = first.softmax(dim=1)[0, 0]
+    assert float(found["reference"]["reference"]) == pytest.approx(float(expected), rel=1e-5)
+    for name in ("reference", "readout"):
+        assert float(found["cpu"][name]) == pytest.approx(float(found["reference"][name]), rel=2e-3), name
+
+
+def test_rounding_does_not_depend_on_neighbours() -> None:
+    z = trajectory(4, 1, 18, 50_000, dtype=torch.float32)[0]
+    needs = Needs("entropy", "kl")
+    alone, among = (scan(z[:n], torch.arange(n), Memory(2, 9), needs) for n in (9, 18))
+    for name in ("entropy", "kl"):
+        assert torch.equal(alone[name], among[name][:9])

@@ -166,9 +166,9 @@ def commit_rule(
 def _budget(base_ready: Tensor, config: GateConfig) -> Tensor:
     """How many may be promoted, int64 [R]: K_extra, or fewer in proportion to the base policy's set."""
     if config.k_ratio is None:
-        return torch.full_like(base_ready[:, 0], config.k_extra, dtype=torch.int64)
+        return torch.full((len(base_ready),), config.k_extra, device=base_ready.device)
     share = base_ready.sum(dim=1).clamp(min=1) * config.k_ratio
-    return share.ceil().long().clamp(max=config.k_extra)
+    return share.ceil().long().clamp(min=1).clamp(max=config.k_extra)
 
 
 def _undecided(
@@ -217,7 +217,7 @@ def commit_step(
     lazy       measure support only where it can change a decision: the same commits, faster; `support` is 0 and
                `readiness` the confidence elsewhere
 
-    If `base_gate` raises, the trajectory starts over.
+    If `base_gate` raises or logits are unusable, the trajectory starts over.
 
     No position is forced: a step may commit nothing. Write with `torch.where(step.commit, step.tokens, x)`.
     """
@@ -233,15 +233,15 @@ def commit_step(
     count = torch.full((len(mask),), state.steps, device=mask.device)
     slots = mask.reshape(-1).nonzero().squeeze(1)
     look = Look(logits.flatten(0, 1), slots, state.memory, wanted | config.needs(), rows=slots)
-    look.refuse_unusable()
-    signals = observe(look, mask, mask, step=count, steps=count + mask.shape[1], eager=not lazy)
-    if callable(base_gate):
-        try:
+    try:
+        look.refuse_unusable()
+        signals = observe(look, mask, mask, step=count, steps=count + mask.shape[1], eager=not lazy)
+        if callable(base_gate):
             base_gate = base_gate(signals)
             _check_base(base_gate, mask)
-        except BaseException:
-            state.restart()  # a step was seen and not followed: rather no trajectory than a wrong one
-            raise
+    except BaseException:
+        state.restart()  # a step was seen and not decided: rather no trajectory than a wrong one
+        raise
 
     streak = persistence(signals, state.tokens, state.streak)
     step = commit_rule(signals, base_gate, streak, config)

@@ -192,7 +192,7 @@ def _listed(prompts: Any) -> tuple[list[Any], bool]:
     """The prompts as a list, and whether there was just one."""
     if isinstance(prompts, str):
         return [prompts], True
-    if not isinstance(prompts, Sequence) or not prompts:
+    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes) or not prompts:
         raise TacgError(f"`prompts` must be a text, messages, ids, or a non-empty list of these; got {prompts!r}.")
     single = isinstance(prompts[0], dict | int)
     return ([prompts], True) if single else (list(prompts), False)

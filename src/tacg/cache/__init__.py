@@ -71,7 +71,7 @@ def window(
     settled      up to here the cache holds what will never change (block-causal models)
     """
     if spec.block is not None:
-        edge = min(block_edge(stop, spec.block), length)
+        edge = block_edge(stop, spec.block)
         return (0 if mode == "none" else settled), edge, edge
     if mode == "none" or first:
         return 0, length, length

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from tacg.cache import Cache, resolve_mode, window
+from tacg.cache import Cache, block_edge, resolve_mode, window
 from tacg.engine.events import Proposal, Step
 from tacg.engine.progress import REASONS, reasons
 from tacg.engine.sampling import propose
@@ -102,7 +102,7 @@ class Lane:
             self._grow(min(max(1, 2 * len(self.rows)), self.max_rows))
         slot = row.slot = self.rows.index(None)
         self.rows[slot] = row
-        row.cache = Cache(len(row.prompt) + self.decode.gen_length) if self.mode != "none" else None
+        row.cache = Cache(self._length(row)) if self.mode != "none" else None
         restart(self.state, slot, self.policy.start(1, self.width, self.device))
         missing = len(row.prompt) + self.decode.gen_length - self.canvas.shape[1]
         if missing > 0:
@@ -161,19 +161,28 @@ class Lane:
 
     def span(self, row: Row) -> Span:
         """The part of the row that this step computes."""
-        start, stop, _ = self.blocks[row.block]
-        prompt = len(row.prompt)
-        length = prompt + self.decode.gen_length
-        first = row.turn == 0
-        where = window(self.mode, self.spec, prompt + start, prompt + stop, length, first=first, settled=row.settled)
-        if self.spec.block is not None:  # what is before this block is complete, and computed again by this very step
-            row.settled = (prompt + start) // self.spec.block * self.spec.block
-        return Span(*where, row.cache)
+        start, stop = (len(row.prompt) + edge for edge in self.blocks[row.block][:2])
+        first, length = row.turn == 0, self._length(row)
+        return Span(
+            *window(self.mode, self.spec, start, stop, length, first=first, settled=row.settled), cache=row.cache
+        )
+
+    def computed(self, row: Row) -> None:
+        """The model has computed the row's span."""
+        row.forwards += 1
+        if self.spec.block is not None:  # what is before this block is complete, and was computed again just now
+            row.settled = (len(row.prompt) + self.blocks[row.block][0]) // self.spec.block * self.spec.block
 
     def tokens(self, row: Row, span: Span) -> Tensor:
-        """The span's part of the canvas, int64 [span]."""
+        """The span's part of the canvas, int64 [span]; masks beyond its end."""
         start = self._start(row)
-        return self.canvas[row.slot, start + span.start : start + span.stop]
+        part = self.canvas[row.slot, start + span.start : start + span.stop]
+        return F.pad(part, (0, len(span) - len(part)), value=self.spec.mask_id)
+
+    def _length(self, row: Row) -> int:
+        """Prompt and answer; for block-causal models up to the end of the last block, which they know only whole."""
+        length = len(row.prompt) + self.decode.gen_length
+        return length if self.spec.block is None else block_edge(length, self.spec.block)
 
     def _start(self, row: Row) -> int:
         """Where the row's prompt begins on the canvas."""
@@ -217,7 +226,7 @@ class Lane:
         column, token = columns[slot, offset], signals.token[slot, offset]
         self.canvas[slot, column + (self.canvas.shape[1] - self.decode.gen_length)] = token
         self.masked[slot, column] = False
-        self.step += 1
+        self.step = self.step + 1  # a new one: a policy may keep the old one
         look.follow(reason.view(-1)[look.slots] == 0)
 
         for row in self.live():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -183,18 +183,23 @@ class Engine:
                 shift[row.slot] = total + len(row.prompt) - span.start
                 spans.append(span)
                 total += len(span)
-                row.forwards += 1
             slot, offset = observed.nonzero(as_tuple=True)
             select.append(columns[slot, offset] + torch.tensor(shift, device=slot.device)[slot])
         tokens, chosen = torch.cat(pieces), torch.cat(select)
-        sizes = [len(part) for part in select]
-        if not any(lane.decode.memory == "hidden" for lane, *_ in views):
-            parts = torch.split(self.model(tokens, spans, chosen), sizes)
-            return [(*view, logits, None) for view, logits in zip(views, parts, strict=True)]
-        model: Any = self.model
-        states = model.hidden(tokens, spans, chosen)
-        both = zip(views, torch.split(model.head(states), sizes), torch.split(states, sizes), strict=True)
-        return [(*view, logits, Hidden(part, model.head, view[0].hidden_ids)) for view, logits, part in both]
+        sizes, model = [len(part) for part in select], cast("Any", self.model)
+        parts: list[Hidden | None] = [None] * len(views)
+        if any(lane.decode.memory == "hidden" for lane, *_ in views):
+            states = model.hidden(tokens, spans, chosen)
+            logits = model.head(states)
+            shares = zip(views, torch.split(states, sizes), strict=True)
+            parts = [Hidden(part, model.head, lane.hidden_ids) for (lane, *_), part in shares]
+        else:
+            logits = model(tokens, spans, chosen)
+        for lane, *_ in views:
+            for row in lane.live():
+                lane.computed(row)
+        made = zip(views, torch.split(logits, sizes), parts, strict=True)
+        return [(*view, mine, hidden) for view, mine, hidden in made]
 
 
 def _told(lane: Lane, detail: bool | Mapping[int, bool]) -> dict[int, bool]:

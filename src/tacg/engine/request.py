@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tacg.cache import MODES, resolve_mode
@@ -56,10 +57,11 @@ class Decode(Knobs):
         total = self.gen_length if self.steps is None else self.steps
         edges = [0, *range(self.block_length - offset, self.gen_length, self.block_length), self.gen_length]
         spent = [total * edge // self.gen_length for edge in edges]
-        return tuple(
-            (start, stop, after - before)
-            for start, stop, before, after in zip(edges[:-1], edges[1:], spent[:-1], spent[1:], strict=True)
-        )
+        steps = [after - before for before, after in pairwise(spent)]
+        while min(steps) < 1 < max(steps):  # a short block needs a step, too
+            steps[steps.index(max(steps))] -= 1
+            steps[steps.index(min(steps))] += 1
+        return tuple((start, stop, each) for (start, stop), each in zip(pairwise(edges), steps, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,12 @@ class Request:
             raise TacgError(
                 f"Prompt and answer must fit {spec.max_length} positions of {spec.name!r}, got {len(self.prompt)} + "
                 f"{self.decode.gen_length} = {length}; shorten the prompt or `gen_length`."
+            )
+        blocks = 0 if spec.block is None else len(self.decode.blocks(len(self.prompt) % spec.block))
+        if self.decode.steps is not None and blocks > self.decode.steps:
+            raise TacgError(
+                f"`steps` must be at least the number of blocks, {blocks} after a prompt of {len(self.prompt)} tokens, "
+                f"got {self.decode.steps}."
             )
         for what, ids in (("prompt", self.prompt), ("suppress", self.decode.suppress)):
             wrong = [each for each in ids if not 0 <= each < spec.vocab_size]

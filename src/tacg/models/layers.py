@@ -201,7 +201,8 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
         """x [N, D], experts chosen int64 [N, K] with their weights float32 [N, K] -> [N, D], summed in float32.
 
-        Tokens are sorted by expert, so each expert that is needed computes once, for all its tokens.
+        Tokens are sorted by expert, so each expert that is needed computes once, for all its tokens. Few of them are
+        filled up, so that rounding does not depend on their number.
         """
         order = chosen.flatten().argsort(stable=True)
         token = order // chosen.shape[1]
@@ -211,8 +212,9 @@ class Experts(nn.Module):
         for expert, count in enumerate(counts):
             if count:
                 mine, slots = token[start : start + count], order[start : start + count]
-                inner = F.silu(F.linear(x[mine], self.gate_proj[expert])) * F.linear(x[mine], self.up_proj[expert])
-                made = F.linear(inner, self.down_proj[expert]).float()
+                here = F.pad(x[mine], (0, 0, 0, max(0, STEADY_ROWS - count)))
+                inner = F.silu(F.linear(here, self.gate_proj[expert])) * F.linear(here, self.up_proj[expert])
+                made = F.linear(inner, self.down_proj[expert])[:count].float()
                 mixed.index_add_(0, mine, made * weight.flatten()[slots, None])
                 start += count
         return mixed.to(x.dtype)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tacg.errors import LogitsError
 from tacg.scan.look import Hidden, Look
 from tacg.scan.memory import Memory
 from tacg.scan.reference import lowest
@@ -24,7 +25,11 @@ def scan(
 ) -> dict[str, Tensor]:
     """Measure all `needs` at P positions and move their history on by one step (see `Look`)."""
     look = Look(logits, slots, memory, needs, proposal, backend=backend)
-    look.refuse_unusable()
+    try:
+        look.refuse_unusable()
+    except LogitsError:
+        memory.seen = torch.zeros_like(memory.seen)  # some were followed already: all start over
+        raise
     found = {**look.found, "first": look.first}
     if needs.contrast is not None and not look.fused:
         measured = look.contrast(torch.arange(len(slots), device=slots.device))

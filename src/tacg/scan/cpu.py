@@ -45,7 +45,7 @@ def read(
 ) -> dict[str, Tensor]:  # fmt: skip
     """As `reference.read`. With a `store` it follows in the same pass, while the logits are in the cache.
 
-    Then `contrast` has to look back (`beta`). What was -inf once stays so in the store.
+    Then `contrast` has to look back (`beta`).
     """
     count, size = len(slots), logits.shape[1]
     kind = torch.promote_types(logits.dtype, torch.float32)
@@ -60,7 +60,7 @@ def read(
         z = z if z.dtype == kind else _buffer("two", z).copy_(z)
         torch.softmax(z, dim=1, out=posterior)
         if store is not None:
-            _mix(store, piece, z, beta)
+            _mix(store, piece, torch.clamp_min(z, SUPPRESSED, out=_buffer("three", z)), beta)
         _chunk_peaks(z, peaks[piece.at])
         torch.amax(posterior, dim=1, out=top[piece.at])
         if proposal is not None:
@@ -89,7 +89,6 @@ def contrast(
         past = _gathered("two", reference, slots[part], kind)
         if beta is not None:
             past = torch.lerp(z, past, 1.0 / beta, out=past)
-            past.nan_to_num_(nan=SUPPRESSED, neginf=SUPPRESSED)  # averages with -inf
         shares = torch.softmax(past, dim=1, out=_buffer("three", past))
         before[part] = at(shares, token[part])
         torch.softmax(past.lerp_(z, 1.0 + w), dim=1, out=shares)  # past + (1 + w) (z - past) = z + w (z - past)
@@ -104,7 +103,7 @@ def follow(
     wide = torch.promote_types(values.dtype, torch.float32)
     for piece in _pieces(values.shape[1], rows, slots, first):
         fresh = values[piece.row]
-        if offset is not None and bool(fresh.amin().isneginf()):
+        if offset is not None and float(fresh.amin()) < SUPPRESSED:
             fresh = fresh.to(wide).clamp_min(SUPPRESSED)
         if offset is not None and store.dtype != wide:
             fresh = torch.sub(fresh, offset[piece.at, None], out=_buffer("one", fresh))
@@ -159,7 +158,8 @@ def _buffer(name: str, like: Tensor, kind: torch.dtype | None = None) -> Tensor:
         return like.new_empty(rows, size, dtype=kind)
     found: Tensor | None = getattr(_kept, name, None)
     if found is None or found.shape[1] != size or found.dtype != kind:
-        found = like.new_empty(_together(size), size, dtype=kind)
+        with torch.inference_mode(False):  # to be of use in any mode
+            found = torch.empty(_together(size), size, dtype=kind, device=like.device)
         setattr(_kept, name, found)
     return found[:rows]
 
@@ -208,7 +208,7 @@ def _entropy(z: Tensor, posterior: Tensor, peaks: Tensor) -> Tensor:
     """-Σ p log p, with log p = z - peak + log p(best)."""
     peak = z.amax(dim=1) if peaks.shape[1] == 1 else peaks.amax(dim=1)
     shifted = torch.sub(z, peak[:, None], out=_buffer("two", z)).clamp_min_(SUPPRESSED)
-    mean: Tensor = torch.linalg.vecdot(posterior, shifted)
+    mean = _dot(posterior, shifted)
     return -mean - posterior.amax(dim=1).log()
 
 
@@ -226,13 +226,20 @@ def _divergence(
         kept.fill_(NOTHING)
     elif piece.first is not False:
         kept.masked_fill_(piece.first[:, None], NOTHING)
-    before: Tensor = torch.linalg.vecdot(posterior, kept)
+    before = _dot(posterior, kept)
     if peaks.shape[1] == 1:
         torch.add(posterior, SMOOTHING, out=kept).log_()
     else:
         normalizer = peaks.amax(dim=1) - top.log()  # the logarithm of what softmax divides by
         torch.sub(z, normalizer[:, None], out=kept).clamp_min_(NOTHING)
-    now: Tensor = torch.linalg.vecdot(posterior, kept)
+    now = _dot(posterior, kept)
     if not isinstance(piece.slot, slice):
         previous[piece.slot] = kept
     return now.sub_(before).clamp_min_(0.0)
+
+
+def _dot(one: Tensor, other: Tensor) -> Tensor:
+    """Row by row, [K]. A single row is done twice: alone it would be rounded in another way than among others."""
+    many = len(one) > 1
+    found: Tensor = torch.linalg.vecdot(one if many else one.expand(2, -1), other if many else other.expand(2, -1))
+    return found[: len(one)]

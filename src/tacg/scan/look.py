@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tacg.errors import LogitsError, TacgError, unknown
-from tacg.scan.reference import SUPPRESSED, lowest
+from tacg.scan.reference import lowest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +94,7 @@ class Look:
         else:
             self.found = self._read(proposal)
         self.peak: Tensor = self.found.pop("peak")
-        self.unusable = ~((self.peak > SUPPRESSED) & (self.peak < torch.inf))  # NaN is neither
+        self.unusable = ~((self.peak > lowest(logits.dtype)) & (self.peak < torch.inf))  # NaN is neither
 
     def _read(self, proposal: Tensor | None) -> dict[str, Tensor]:
         previous = self.memory.store("previous", self.logits) if "kl" in self.needs else None
@@ -112,7 +112,7 @@ class Look:
         width = self.memory.width
         bad = [(slot // width, slot % width) for slot in self.slots[self.unusable].tolist()]
         value = float(self.peak[self.unusable][0])
-        what = "only -inf" if value <= SUPPRESSED else str(value)
+        what = "only -inf" if value <= lowest(self.logits.dtype) else str(value)
         raise LogitsError(
             f"Logits of row {bad[0][0]}, position {bad[0][1]} hold {what} ({len(bad)} such position(s) in this step). "
             "Every masked position needs at least one finite logit and no NaN or +inf: check the model's dtype "

@@ -26,6 +26,7 @@ class Memory:
     Memory that no trajectory needs is given back to the system as positions are committed.
     """
 
+    @torch.inference_mode(False)  # here and below: memory made in one mode is of use in the other
     def __init__(self, rows: int, width: int, device: torch.device | str = "cpu", kind: str = "fp32") -> None:
         if kind not in KINDS:
             raise TacgError(f"`memory` must be one of {', '.join(KINDS)}, got {kind!r}.")
@@ -35,6 +36,7 @@ class Memory:
         self.reference: Tensor | None = None
         self.previous: Tensor | None = None
 
+    @torch.inference_mode(False)
     def grow(self, rows: int) -> None:
         """Make room for `rows` rows in all; the new ones are unseen."""
         before, self.seen = self.seen, self.seen.new_zeros(rows * self.width)
@@ -50,6 +52,7 @@ class Memory:
         """End the trajectories of a row: it left, or moved to another block."""
         self.seen[row * self.width : (row + 1) * self.width] = False
 
+    @torch.inference_mode(False)
     def saw(self, slots: Tensor, among: Tensor | None = None, written: Tensor | None = None) -> None:
         """Note whose trajectories go on; every other one (of the slots `among`, if given) has ended.
 
@@ -64,6 +67,7 @@ class Memory:
                 for slot in (used & ~self.seen).nonzero().squeeze(1).tolist():
                     let_go(store[slot])
 
+    @torch.inference_mode(False)
     def store(self, name: str, like: Tensor) -> Tensor:
         """The store `reference` or `previous`, made on first use for rows like those of `like` [P, V or H]."""
         found: Tensor | None = getattr(self, name)

@@ -43,7 +43,7 @@ def scan_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
     begins = tl.load(first + row) != 0
-    lowest, nothing = -1e30, -3e38  # as SUPPRESSED in reference.py; below every logit, yet a number
+    lowest, nothing = -1e4, -3e38  # as SUPPRESSED in reference.py; below every logit, yet a number
 
     peak, total, moment, second = nothing, 0.0, 0.0, nothing
     best = tl.zeros((), dtype=tl.int64)
