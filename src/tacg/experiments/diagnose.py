@@ -99,7 +99,15 @@ def diagnose(
             "n": sample.n, "seed": sample.seed, "split": sample.split,
         }  # fmt: skip
         edges = {"confidence": CONFIDENCE, **SIGNALS}
-        key = key_of(diagnose=repr(task), rule=repr(made), edges=edges, levels=LEVELS, version=__version__, **facts)
+        key = key_of(
+            diagnose=repr(task),
+            rule=repr(made),
+            identity=llm.identity,
+            edges=edges,
+            levels=LEVELS,
+            version=__version__,
+            **facts,
+        )
         row = ledger.get(key)
         if row is None:
             data = collect(llm, task, policy, sample, tick)

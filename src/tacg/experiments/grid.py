@@ -55,7 +55,7 @@ def run(
         name = cell.name or cell.policy
         policy, decode = resolve(cell.policy, settings_of(cell.task, cell.policy, cell.settings))
         key = key_of(
-            task=repr(cell.task), policy=repr(policy), decode=repr(decode), weights=weights, version=__version__,
+            task=repr(cell.task), policy=repr(policy), decode=repr(decode), model=llm.identity, version=__version__,
             n=sample.n, seed=sample.seed, split=sample.split,
         )  # fmt: skip
         row = ledger.get(key)

@@ -124,7 +124,7 @@ def by_agreement(
 
     def judge(settings: Mapping[str, Any], name: str) -> Row:
         made = resolve(policy, {**lengths, **settings})
-        key = key_of(agreement=asked, decode=repr(made), weights=weights, version=__version__)
+        key = key_of(agreement=asked, decode=repr(made), model=llm.identity, version=__version__)
         row = ledger.get(key)
         if row is None:
             shares, steps, wanted = [0.0] * len(asked), [0] * len(asked), careful()
