@@ -14,7 +14,7 @@ import tacg
 from tacg.errors import TacgError
 from tacg.experiments.grid import Sample
 from tacg.experiments.rows import Ledger
-from tacg.experiments.tune import Range, by_agreement, by_labels, choose, front, space_of, tune, write_preset
+from tacg.experiments.tune import Range, agreement, by_agreement, by_labels, choose, front, space_of, tune, write_preset
 from tacg.tasks import get_task
 from tests.test_cli import TACG
 
@@ -57,6 +57,8 @@ def test_a_second_run_decodes_nothing(llm: tacg.LLM, tmp_path: Path, monkeypatch
     first = both()
     monkeypatch.setattr("tacg.experiments.grid.evaluate", None)
     assert both() == first
+    assert agreement("1 2 3 4", "1 2 3 4") == 1
+    assert agreement("1 2 3 4", "1 2 3 5") == 0.375, "nearly the same is not the same"
     careful = by_agreement(llm, prompts, "schedule", task.decode, Ledger())({}, "itself")
     assert careful["quality"] == 1.0
 

@@ -210,8 +210,9 @@ def _colours(names: Any) -> dict[str, str]:
 
 
 def _about(rows: Sequence[Row]) -> str:
-    first = rows[0]
-    return f"{first['model']}, n = {first['n']} a task, seed {first['seed']}, 95 % intervals"
+    first, sizes = rows[0], sorted({row["n"] for row in rows})
+    many = " or ".join(str(size) for size in sizes)
+    return f"{first['model']}, n = {many} a task, seed {first['seed']}, 95 % intervals"
 
 
 def _panels(titles: Sequence[str], columns: int | None = None) -> tuple[Any, list[tuple[str, Any]]]:

@@ -108,7 +108,7 @@ def by_agreement(
     llm: LLM, prompts: Sequence[str], policy: str, decode: Mapping[str, Any], ledger: Ledger, tick: Tick | None = None,
     batch_size: int = 32,
 ) -> Judge:  # fmt: skip
-    """Quality is how much the answers are like those of one token a step; no labels are looked at."""
+    """Quality is how much the answers agree with those of one token a step; no labels are looked at."""
     lengths: dict[str, Any] = {"early_stop": False, **decode}
     weights, asked = llm.identity["weights"], list(prompts)
     alike = resolve(policy, lengths)[1]
@@ -124,13 +124,13 @@ def by_agreement(
 
     def judge(settings: Mapping[str, Any], name: str) -> Row:
         made = resolve(policy, {**lengths, **settings})
-        key = key_of(agreement=asked, decode=repr(made), model=llm.identity, version=__version__)
+        key = key_of(agreed=asked, decode=repr(made), model=llm.identity, version=__version__)
         row = ledger.get(key)
         if row is None:
             shares, steps, wanted = [0.0] * len(asked), [0] * len(asked), careful()
 
             def keep(number: int, output: Output) -> None:
-                shares[number], steps[number] = likeness(llm.text(output.tokens), wanted[number]), output.steps
+                shares[number], steps[number] = agreement(llm.text(output.tokens), wanted[number]), output.steps
                 if tick is not None:
                     tick(name, shares[number] == 1)
 
@@ -144,6 +144,14 @@ def by_agreement(
         return row
 
     return judge
+
+
+def agreement(ours: str, theirs: str) -> float:
+    """Half a mark for the words in common, half for the very same text.
+
+    Words alone would not do: a grid with one wrong digit, or a program with one wrong sign, has nearly all of them.
+    """
+    return (likeness(ours, theirs) + (ours == theirs)) / 2
 
 
 def likeness(ours: str, theirs: str) -> float:
