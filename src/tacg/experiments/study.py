@@ -379,5 +379,5 @@ MAPS = """Support weight against floor (the paper's Fig. 3), gate length against
 LONGER = """The tuned knobs of the usual length, for answers of that length and of twice it (the paper's Table 4);
 both policies tuned on the dev split."""
 LABELS = """Knobs found by accuracy on the dev split, and by agreement with what one token a step writes on the same
-prompts (half for words in common, half for the very same text), without looking at any answer. Both may lose five points of the best, but of different measures. Δ to
-confidence with its default threshold."""
+prompts (half for words in common, half for the very same text), without looking at any answer. Both may lose five
+points of the best, but of different measures. Δ to confidence with its default threshold."""
