@@ -30,7 +30,7 @@ def test_imports_point_downwards() -> None:
     wrong = []
     for file in SOURCE.rglob("*.py"):
         room = file.relative_to(SOURCE).with_suffix("").parts[0]
-        if room == "__init__":
+        if room in ("__init__", "__main__"):
             continue
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tacg."):
