@@ -85,10 +85,7 @@ def contrast(
     step = _together(logits.shape[1]) if logits.shape[1] >= WIDE else len(token)
     for start in range(0, len(token), step):
         part = slice(start, start + step)
-        z = _gathered("one", logits, rows[part], kind).clamp_min_(SUPPRESSED)
-        past = _gathered("two", reference, slots[part], kind)
-        if beta is not None:
-            past = torch.lerp(z, past, 1.0 / beta, out=past)
+        z, past = _now_and_then(logits, rows[part], reference, slots[part], kind, beta)
         shares = torch.softmax(past, dim=1, out=_buffer("three", past))
         before[part] = at(shares, token[part])
         torch.softmax(past.lerp_(z, 1.0 + w), dim=1, out=shares)  # past + (1 + w) (z - past) = z + w (z - past)
@@ -170,14 +167,24 @@ def _buffer(name: str, like: Tensor, kind: torch.dtype | None = None) -> Tensor:
     return found[:rows]
 
 
-def _gathered(name: str, values: Tensor, rows: Tensor, kind: torch.dtype) -> Tensor:
-    """Some rows, free to be changed."""
-    if values.shape[1] < WIDE:
-        return values[rows].to(kind)
-    copies = _buffer(name, values[: len(rows)], kind)
-    for place, row in enumerate(rows.tolist()):
-        copies[place].copy_(values[row])
-    return copies
+def _now_and_then(
+    logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, kind: torch.dtype, beta: float | None
+) -> tuple[Tensor, Tensor]:
+    """Logits and reference of some positions, free to be changed: [C, V] each. What `beta` averaged in is undone."""
+    if logits.shape[1] < WIDE:
+        z, past = logits[rows].to(kind).clamp_min_(SUPPRESSED), reference[slots].to(kind)
+        return z, past if beta is None else torch.lerp(z, past, 1.0 / beta)
+    z, past = (_buffer(name, logits[: len(rows)], kind) for name in ("one", "two"))
+    for now, then, row, slot in zip(z, past, rows.tolist(), slots.tolist(), strict=True):
+        if logits.dtype == kind:
+            torch.clamp_min(logits[row], SUPPRESSED, out=now)
+        else:
+            now.copy_(logits[row]).clamp_min_(SUPPRESSED)
+        if beta is None:
+            then.copy_(reference[slot])
+        else:
+            torch.lerp(now, reference[slot], 1.0 / beta, out=then)
+    return z, past
 
 
 def _chunk_peaks(z: Tensor, peaks: Tensor) -> None:
