@@ -32,7 +32,7 @@ def run_apart(commands: Mapping[str, Sequence[str]], jobs: int, rows: Path) -> N
     """Run commands by name, `jobs` at a time. All of them append to the file `rows`, which shows how far they are."""
     Ledger(rows)  # mends a cut-off line before others look
     jobs = min(jobs, len(commands))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else children would go on alone
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else children would go on alone
     waiting, running = dict(commands), dict[str, Child]()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} rows"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -48,6 +48,7 @@ def run_apart(commands: Mapping[str, Sequence[str]], jobs: int, rows: Path) -> N
         finally:
             for child in running.values():
                 child.stop()
+            signal.signal(signal.SIGTERM, before)
 
 
 class Child:

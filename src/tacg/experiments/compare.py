@@ -65,17 +65,18 @@ def _with_base(rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    """A table a task; a difference to the base policy only where there is one."""
+    """A table a task; a difference to the base policy only where there is one, AUP if it is known."""
+    known = any("aup" in row for row in rows)
     made = []
     for task in dict.fromkeys(row["task"] for row in rows):
         lines = [
             (
                 row["policy"], accuracy(row), f"{row['steps']:.1f}", f"{row['tpf']:.2f}", f"{row['tpf_ratio']:.2f}",
                 str(row["forwards"]), f"{row['seconds']:.1f}",
-                f"{row['aup']:.0f}" if "aup" in row else "", change(row, "accuracy", 100),
+                *[f"{row['aup']:.0f}" if "aup" in row else ""] * known, change(row, "accuracy", 100),
                 f"{row['mcnemar_p']:.2g}" if row.get("base") else "", change(row, "steps"),
             )
             for row in rows if row["task"] == task
         ]  # fmt: skip
-        made.append(Table(task, COLUMNS, tuple(lines)))
+        made.append(Table(task, tuple(name for name in COLUMNS if known or name != "AUP"), tuple(lines)))
     return made
