@@ -182,6 +182,19 @@ def test_a_token_that_is_forbidden_later_was_there_before(low: float, vocabulary
         assert float(found["cpu"][name]) == pytest.approx(float(found["reference"][name]), rel=2e-3), name
 
 
+@pytest.mark.parametrize("apart", [0.0, 2**-21, 2**-19, 1e-3])
+def test_the_first_of_the_largest_wins_however_near_the_others_are(apart: float) -> None:
+    """Rivals in one chunk of the vocabulary, in chunks far apart, and in the last one; differences that softmax loses."""
+    z = trajectory(2, 1, 4, 17_001, dtype=torch.float32)[0].clamp(max=4.0)
+    for row, (best, rival) in enumerate([(40, 30), (9_000, 12), (17_000, 16_000), (700, 701)]):
+        z[row, best], z[row, rival] = 5.0 + apart, 5.0
+    needs = Needs("margin")
+    plain, fast = (scan(z, torch.arange(4), Memory(1, 4), needs, backend=name) for name in ("reference", "cpu"))
+    assert plain["token"].tolist() == ([40, 9_000, 17_000, 700] if apart else [30, 12, 16_000, 700])
+    assert torch.equal(fast["token"], plain["token"])
+    torch.testing.assert_close(fast["margin"], plain["margin"], atol=1e-8, rtol=1e-4)
+
+
 def test_rounding_does_not_depend_on_neighbours() -> None:
     z = trajectory(4, 1, 18, 50_000, dtype=torch.float32)[0]
     needs = Needs("entropy", "kl")

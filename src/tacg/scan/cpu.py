@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WIDE = 1 << 14  # values of a row from which on it is worked on in place
-TOGETHER = 2 * max(2, torch.get_num_threads())  # rows at a time, or a multiple of it: softmax takes a core for each
+AT_ONCE = max(2, torch.get_num_threads())  # rows that softmax works on at once: a core for each
+TOGETHER = 4 * AT_ONCE  # rows between two operations, or a multiple of it: fewer would be more waiting for each other
 ROOMY = 1 << 17  # values for each of them that still stay in the cache
 CHUNK = 512  # values whose maximum is taken before anybody asks which of them it was
+ALIKE = 1e-5  # shares that differ by less, relatively, say nothing of which logit is larger: far above rounding
 UNDOABLE = 0.5  # decay from which on an EMA can be followed before its past is asked for
 NOTHING = torch.tensor(SMOOTHING, dtype=torch.float64).log().item()
 
@@ -50,10 +52,9 @@ def read(
     count, size = len(slots), logits.shape[1]
     kind = torch.promote_types(logits.dtype, torch.float32)
     chunks = -(-size // CHUNK) if size >= WIDE else 1
-    peaks = logits.new_empty(count, chunks, dtype=kind)
-    top = peaks.new_empty(count)
-    found = {name: peaks.new_empty(count) for name in names & {"entropy", "kl"}}
-    found["confidence"] = top if proposal is None else peaks.new_empty(count)
+    shares = logits.new_empty(count, chunks, dtype=kind)  # the largest of every chunk
+    found = {name: shares.new_empty(count) for name in names & {"entropy", "kl"}}
+    own = None if proposal is None else shares.new_empty(count)
     for piece in _pieces(size, rows, slots, first):
         z = logits[piece.row]
         posterior = _buffer("one", z)
@@ -61,35 +62,36 @@ def read(
         torch.softmax(z, dim=1, out=posterior)
         if store is not None:
             _mix(store, piece, _bounded(z), beta)
-        _chunk_peaks(z, peaks[piece.at])
-        torch.amax(posterior, dim=1, out=top[piece.at])
-        if proposal is not None:
-            found["confidence"][piece.at] = at(posterior, proposal[piece.at])
+        _largest(posterior, shares[piece.at])
+        if own is not None and proposal is not None:
+            own[piece.at] = at(posterior, proposal[piece.at])
         if previous is not None:
-            found["kl"][piece.at] = _divergence(z, posterior, peaks[piece.at], top[piece.at], previous, piece)
+            found["kl"][piece.at] = _divergence(z, posterior, shares[piece.at], previous, piece)
         if "entropy" in names:  # the last one: z may lie in the buffer that it uses
-            found["entropy"][piece.at] = _entropy(z, posterior, peaks[piece.at])
-    peak, best, second = _best_two(logits, rows, peaks, second="margin" in names)
-    found |= {"token": best if proposal is None else proposal, "peak": peak}
-    if second is not None:
-        found["margin"] = top * (1.0 - (second - peak).exp())
+            found["entropy"][piece.at] = _entropy(z, posterior, shares[piece.at])
+    top, chunk = shares.max(dim=1)
+    peak, best = _best(logits, rows, shares, top, chunk)
+    found |= {"token": best if proposal is None else proposal, "confidence": top if own is None else own, "peak": peak}
+    if "margin" in names:
+        found["margin"] = top * (1.0 - _next_to_best(logits, rows, shares, top, chunk, peak, best))
     return found
 
 
 def contrast(
     logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, w: float, beta: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `reference.contrast`; `beta` if the reference has followed these logits: past = z + (now - z) / beta."""
-    kind = torch.promote_types(logits.dtype, torch.float32)
-    before, readout = token.new_empty((2, len(token)), dtype=kind)
-    step = _together(logits.shape[1]) if logits.shape[1] >= WIDE else len(token)
-    for start in range(0, len(token), step):
-        part = slice(start, start + step)
-        z, past = _now_and_then(logits, rows[part], reference, slots[part], kind, beta)
-        shares = torch.softmax(past, dim=1, out=_buffer("three", past))
-        before[part] = at(shares, token[part])
-        torch.softmax(past.lerp_(z, 1.0 + w), dim=1, out=shares)  # past + (1 + w) (z - past) = z + w (z - past)
-        readout[part] = at(shares, token[part])
+    """As `reference.contrast`; `beta` if the reference has followed these logits, which is undone.
+
+    Then past = z + (now - z) / beta. Readout z + w (z - past). Both lie on the line from the logits z to the reference.
+    """
+    before, readout = token.new_empty((2, len(token)), dtype=torch.promote_types(logits.dtype, torch.float32))
+    towards = 1.0 if beta is None else 1.0 / beta
+    for part, pairs in _in_pairs(logits, rows, reference, slots):
+        for found, weight in ((before, towards), (readout, -w * towards)):
+            mixed = _buffer("one", logits[: len(token[part])])
+            for among, z, past in pairs:
+                torch.lerp(z, past, weight, out=mixed[among])
+            found[part] = at(torch.softmax(mixed, dim=1, out=_buffer("two", mixed)), token[part])
     return before, readout
 
 
@@ -167,67 +169,89 @@ def _buffer(name: str, like: Tensor, kind: torch.dtype | None = None) -> Tensor:
     return found[:rows]
 
 
-def _now_and_then(
-    logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, kind: torch.dtype, beta: float | None
-) -> tuple[Tensor, Tensor]:
-    """Logits and reference of some positions, free to be changed: [C, V] each. What `beta` averaged in is undone."""
+def _in_pairs(
+    logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor
+) -> Iterator[tuple[slice, list[tuple[slice, Tensor, Tensor]]]]:
+    """Logits and reference of some positions: which of them, and by pairs of rows (among these, z, past).
+
+    Two rows anywhere are a view: the first, and what is as far behind it as the other. Then a core works on a row, in
+    all operations on the same one; rows that were mixed one by one, by all cores, would be handed over to softmax.
+    """
+    kind, count = torch.promote_types(logits.dtype, torch.float32), len(rows)
     if logits.shape[1] < WIDE:
-        z, past = logits[rows].to(kind).clamp_min_(SUPPRESSED), reference[slots].to(kind)
-        return z, past if beta is None else torch.lerp(z, past, 1.0 / beta)
-    z, past = (_buffer(name, logits[: len(rows)], kind) for name in ("one", "two"))
-    for now, then, row, slot in zip(z, past, rows.tolist(), slots.tolist(), strict=True):
-        if logits.dtype == kind:
-            torch.clamp_min(logits[row], SUPPRESSED, out=now)
-        else:
-            now.copy_(logits[row]).clamp_min_(SUPPRESSED)
-        if beta is None:
-            then.copy_(reference[slot])
-        else:
-            torch.lerp(now, reference[slot], 1.0 / beta, out=then)
-    return z, past
-
-
-def _chunk_peaks(z: Tensor, peaks: Tensor) -> None:
-    """The maximum of every `CHUNK` values of a row [K, V], into peaks [K, chunks]; narrow rows need none."""
-    even = z.shape[1] // CHUNK * CHUNK
-    if peaks.shape[1] == 1:
+        yield slice(0, count), [(slice(None), _bounded(logits[rows]).to(kind), reference[slots].to(kind))]
         return
-    torch.amax(z[:, :even].view(len(z), -1, CHUNK), dim=2, out=peaks[:, : even // CHUNK])
-    if even < z.shape[1]:
-        torch.amax(z[:, even:], dim=1, out=peaks[:, -1])
+    places = list(zip(rows.tolist(), slots.tolist(), strict=True))
+    for start in range(0, count, AT_ONCE):
+        group = places[start : start + AT_ONCE]
+        half = -(-len(group) // 2)
+        pairs = []
+        for first, one in enumerate(group[:half]):
+            other = group[first + half] if first + half < len(group) else one
+            z, past = (_pair(of, i, j) for of, i, j in zip((logits, reference), one, other, strict=True))
+            pairs.append((slice(first, len(group), half), _bounded(z).to(kind), past.to(kind)))
+        yield slice(start, start + len(group)), pairs
 
 
-def _best_two(
-    logits: Tensor, rows: Tensor | None, peaks: Tensor, *, second: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The largest value of each row, its first index, and the second largest if asked for: [P] each. NaN wins."""
-    size, place = logits.shape[1], torch.arange(len(peaks)) if rows is None else rows
-    if peaks.shape[1] == 1:
-        inside = (logits if rows is None else logits[rows]).to(peaks.dtype)
-        peak, best = inside.max(dim=1)
-        return peak, best, inside.scatter(1, best[:, None], -torch.inf).amax(dim=1) if second else None
-    peak, chunk = peaks.max(dim=1)
-    start = (chunk * CHUNK).clamp(max=size - CHUNK)  # the last chunk may reach back into its neighbour
-    inside = logits[place[:, None], start[:, None] + torch.arange(CHUNK)].to(peaks.dtype)
-    best = (inside == peak[:, None]).int().argmax(dim=1)
-    if not second:
-        return peak, start + best, None
-    near = inside.scatter(1, best[:, None], -torch.inf).amax(dim=1)
-    far = peaks.scatter(1, chunk[:, None], -torch.inf).amax(dim=1)
-    return peak, start + best, torch.maximum(near, far)
+def _pair(rows: Tensor, one: int, other: int) -> Tensor:
+    """Two rows [2, V], a view if they are in order; a single one [1, V] if they are the same."""
+    if other == one:
+        return rows[one : one + 1]
+    return rows[one :: other - one][:2] if other > one else rows[[one, other]]
 
 
-def _entropy(z: Tensor, posterior: Tensor, peaks: Tensor) -> Tensor:
+def _largest(posterior: Tensor, shares: Tensor) -> None:
+    """The maximum of every `CHUNK` values of a row [K, V], into shares [K, chunks]; of all values of narrow rows."""
+    chunks = shares.shape[1]
+    whole = posterior.shape[1] // CHUNK if chunks > 1 else 0
+    if whole:
+        torch.amax(posterior[:, : whole * CHUNK].view(-1, whole, CHUNK), dim=2, out=shares[:, :whole])
+    if whole < chunks:
+        torch.amax(posterior[:, whole * CHUNK :], dim=1, out=shares[:, -1])
+
+
+def _inside(logits: Tensor, rows: Tensor | None, chunk: Tensor) -> tuple[Tensor, Tensor]:
+    """The logits of a chunk of each row, [P, CHUNK], and the index of their first one, [P]; all of narrow rows."""
+    if logits.shape[1] < WIDE:
+        return (logits if rows is None else logits[rows]), torch.zeros_like(chunk)
+    start = (chunk * CHUNK).clamp(max=logits.shape[1] - CHUNK)  # the last chunk may reach back into its neighbour
+    return logits.unfold(1, CHUNK, 1)[torch.arange(len(chunk)) if rows is None else rows, start], start
+
+
+def _best(
+    logits: Tensor, rows: Tensor | None, shares: Tensor, top: Tensor, chunk: Tensor
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The largest logit of each row and its first index, [P] each; NaN wins.
+
+    It lies in the chunk of the largest share, unless another chunk's is alike (or there are no shares, but NaN).
+    """
+    inside, start = _inside(logits, rows, chunk)
+    peak, best = inside.max(dim=1)
+    best += start
+    lower = (shares < (top * (1 - ALIKE))[:, None]).sum(dim=1)
+    for place in (lower < shares.shape[1] - 1).nonzero().squeeze(1).tolist():
+        peak[place], best[place] = logits[place if rows is None else rows[place]].max(dim=0)
+    return peak.to(shares.dtype), best
+
+
+def _next_to_best(
+    logits: Tensor, rows: Tensor | None, shares: Tensor, top: Tensor, chunk: Tensor, peak: Tensor, best: Tensor
+) -> Tensor:
+    """The second largest share in parts of the largest, [P]: from the best one's own chunk or from all the others."""
+    own = chunk if logits.shape[1] < WIDE else best // CHUNK
+    inside, start = _inside(logits, rows, own)
+    near = inside.to(peak.dtype).scatter(1, (best - start)[:, None], -torch.inf).amax(dim=1)
+    far = shares.scatter(1, own[:, None], 0.0).amax(dim=1)
+    return torch.maximum((near - peak).exp(), far / top)
+
+
+def _entropy(z: Tensor, posterior: Tensor, shares: Tensor) -> Tensor:
     """-Σ p log p, with log p = z - peak + log p(best)."""
-    peak = z.amax(dim=1) if peaks.shape[1] == 1 else peaks.amax(dim=1)
-    shifted = torch.sub(z, peak[:, None], out=_buffer("two", z)).clamp_min_(SUPPRESSED)
-    mean = _dot(posterior, shifted)
-    return -mean - posterior.amax(dim=1).log()
+    shifted = torch.sub(z, z.amax(dim=1, keepdim=True), out=_buffer("two", z)).clamp_min_(SUPPRESSED)
+    return -_dot(posterior, shifted) - shares.amax(dim=1).log()
 
 
-def _divergence(
-    z: Tensor, posterior: Tensor, peaks: Tensor, top: Tensor, previous: Tensor, piece: Piece
-) -> Tensor:  # fmt: skip
+def _divergence(z: Tensor, posterior: Tensor, shares: Tensor, previous: Tensor, piece: Piece) -> Tensor:
     """KL(p_t || p_{t-1}), both smoothed as in KLASS, as a difference of cross entropies; `previous` moves on.
 
     Wide rows: max(log p, log ε) instead of log(p + ε), which spares a logarithm a value. It makes a difference where a
@@ -240,10 +264,10 @@ def _divergence(
     elif piece.first is not False:
         kept.masked_fill_(piece.first[:, None], NOTHING)
     before = _dot(posterior, kept)
-    if peaks.shape[1] == 1:
+    if shares.shape[1] == 1:
         torch.add(posterior, SMOOTHING, out=kept).log_()
     else:
-        normalizer = peaks.amax(dim=1) - top.log()  # the logarithm of what softmax divides by
+        normalizer = z.amax(dim=1) - shares.amax(dim=1).log()  # the logarithm of what softmax divides by
         torch.sub(z, normalizer[:, None], out=kept).clamp_min_(NOTHING)
     now = _dot(posterior, kept)
     if not isinstance(piece.slot, slice):
