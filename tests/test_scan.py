@@ -153,7 +153,8 @@ def test_tiles_equal_the_readable_scan(dtype: torch.dtype, vocabulary: int, kind
         told = []
         for name, memory in memories.items():
             look = Look(z, slots, memory, EVERYTHING, proposal, backend=name, rows=slots)
-            told.append({**look.found, **look.contrast(torch.arange(len(slots))), "first": look.first})
+            both = {each: look.contrast(torch.arange(len(slots)), each) for each in ("reference", "readout")}
+            told.append({**look.found, **both, "first": look.first})
             look.follow(slots != 4)
         for name, values in told[0].items():
             if values.dtype.is_floating_point:
@@ -184,7 +185,7 @@ def test_a_token_that_is_forbidden_later_was_there_before(low: float, vocabulary
 
 @pytest.mark.parametrize("apart", [0.0, 2**-21, 2**-19, 1e-3])
 def test_the_first_of_the_largest_wins_however_near_the_others_are(apart: float) -> None:
-    """Rivals in one chunk of the vocabulary, in chunks far apart, and in the last one; differences that softmax loses."""
+    """Rivals in one chunk of the vocabulary, in chunks far apart, in the last one; differences that softmax loses."""
     z = trajectory(2, 1, 4, 17_001, dtype=torch.float32)[0].clamp(max=4.0)
     for row, (best, rival) in enumerate([(40, 30), (9_000, 12), (17_000, 16_000), (700, 701)]):
         z[row, best], z[row, rival] = 5.0 + apart, 5.0

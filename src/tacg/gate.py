@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SNAPSHOT = Needs("margin", "entropy")
+ROUNDING = 1e-5  # relative, far more than there is
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,8 @@ def commit_rule(
     goal        int64 [R], commits that each row is to reach, if need be by readiness; None: nobody asks for that
 
     Support is measured only where it can decide something: it moves readiness by at most λ, so that most positions
-    win or lose by confidence alone. Signals that know it everywhere are used as they are.
+    win or lose by confidence alone, and most others once the reference is known (`most_support`). Signals that know it
+    everywhere are used as they are.
     """
     confidence = signals.confidence
     escaped = confidence >= config.tau_escape
@@ -143,9 +145,9 @@ def commit_rule(
     budget = _budget(base_ready & signals.eligible, config)
     support = torch.zeros_like(confidence)
     if signals.later is not None or "reference" in signals.measured:
-        asked = _undecided(signals, base, candidates, budget, goal, config)
-        if bool(asked.any()):
-            support = torch.where(asked, temporal_support(signals.known(asked), config), support)
+        signals, asked = _settled(signals, base, candidates, budget, goal, config)
+        if asked is not None:
+            support = torch.where(asked, temporal_support(signals, config), support)
     readiness = confidence + config.support_lambda * support
     if config.peak is not None:
         candidates &= support.abs() <= config.peak
@@ -171,32 +173,57 @@ def _budget(base_ready: Tensor, config: GateConfig) -> Tensor:
     return share.ceil().long().clamp(min=1).clamp(max=config.k_extra)
 
 
-def _undecided(
+def _settled(
     signals: Signals, base: Tensor, candidates: Tensor, budget: Tensor, goal: Tensor | None, config: GateConfig
-) -> Tensor:
-    """Where support can decide something, bool [R, W]."""
-    if signals.later is None or config.peak is not None:
-        return signals.observed
-    reach = config.support_lambda * (config.gamma if config.support == "log_ratio" else 1.0)
-    asked = _contenders(signals.confidence, candidates, budget, reach)
+) -> tuple[Signals, Tensor | None]:
+    """The signals with as much of the contrast as support needs, and where, bool [R, W] (None: nowhere)."""
+    if signals.later is None:
+        return signals, signals.observed
+    if config.peak is not None:
+        return signals.known(signals.observed), signals.observed
+    contests = [(candidates, budget)]
     if goal is not None:
         left = goal - base.sum(dim=1)
         short = left > torch.minimum(candidates.sum(dim=1), budget)
-        asked |= _contenders(signals.confidence, signals.eligible & ~base & short[:, None], left, reach)
-    return asked
+        contests.append((signals.eligible & ~base & short[:, None], left))
+
+    most = torch.full_like(signals.confidence, config.gamma if config.support == "log_ratio" else 1.0)
+    asked = _undecided(signals.confidence, most, contests, config)
+    if not bool(asked.any()):
+        return signals, None
+    signals = signals.known(asked, "reference")
+    if config.support == "log_ratio":
+        return signals, asked
+    most = torch.where(asked, most_support(signals, config), most)
+    asked = _undecided(signals.confidence, most, contests, config)
+    return signals.known(asked, "readout"), asked
 
 
-def _contenders(score: Tensor, among: Tensor, count: Tensor, reach: float) -> Tensor:
-    """Who of `among` may be one of the `count` best of its row, or not, as scores may still move by up to `reach`.
+def most_support(signals: Signals, config: GateConfig) -> Tensor:
+    """What the gain can be at most, float [R, W], before the readout is known.
 
-    Nobody in rows where all of them are, or none.
+    The logits lie between readout and reference, and log-sum-exp is convex: (1 + w) log p ≥ log q + w log p_ref.
     """
-    open_rows = (count > 0) & (among.sum(dim=1) > count)
-    if not bool(open_rows.any()):
-        return torch.zeros_like(among)
-    order = score.masked_fill(~among, -torch.inf).sort(dim=1, descending=True).values
-    last = order.gather(1, (count - 1).clamp(0, score.shape[1] - 1)[:, None])
-    return among & open_rows[:, None] & (score + reach * (1 + 1e-5) >= last)
+    reference = signals.reference.clamp_min(torch.finfo(signals.reference.dtype).tiny)
+    readout = signals.confidence * (signals.confidence / reference) ** config.w
+    return (readout.clamp_max(1.0) * (1 + ROUNDING) - reference).clamp_min(0.0)
+
+
+def _undecided(confidence: Tensor, most: Tensor, contests: list[tuple[Tensor, Tensor]], config: GateConfig) -> Tensor:
+    """Who may be one of the `count` readiest of its row in a contest (among, count) with support of 0 up to `most`.
+
+    bool [R, W]. Nobody in rows where all of them are, or none.
+    """
+    reach = config.support_lambda * most * (1 + ROUNDING)
+    low, high = (confidence - reach, confidence) if config.support == "steady" else (confidence, confidence + reach)
+    asked = torch.zeros_like(contests[0][0])
+    for among, count in contests:
+        open_rows = (count > 0) & (among.sum(dim=1) > count)
+        if bool(open_rows.any()):
+            order = low.masked_fill(~among, -torch.inf).sort(dim=1, descending=True).values
+            last = order.gather(1, (count - 1).clamp(0, low.shape[1] - 1)[:, None])
+            asked |= among & open_rows[:, None] & (high >= last)
+    return asked
 
 
 def commit_step(

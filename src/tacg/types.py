@@ -84,7 +84,7 @@ class Signals:
     step: Tensor
     steps: Tensor
     measured: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
-    later: Callable[[Tensor], Mapping[str, Tensor]] | None = None
+    later: Callable[[Tensor, str], Tensor] | None = None
 
     def __getattr__(self, name: str) -> Tensor:
         if name not in MEASURED:
@@ -92,17 +92,17 @@ class Signals:
         if name in self.measured:
             return self.measured[name]
         if name in CONTRASTED and self.later is not None:
-            return self.later(self.observed)[name]
+            return self.later(self.observed, name)
         raise TacgError(f"The signal `{name}` was not measured: name it in the policy's `needs`.")
 
-    def known(self, where: Tensor) -> Signals:
-        """These signals with reference and readout measured where `where` is true, bool [R, W], and 0 elsewhere.
+    def known(self, where: Tensor, *names: str) -> Signals:
+        """These signals with reference and readout, or those named, measured where `where`, bool [R, W]; 0 elsewhere.
 
         They cost far more than the others, and few positions need them. Signals that know them everywhere stay so.
         """
         if self.later is None:
             return self
-        return replace(self, measured={**self.measured, **self.later(where)}, later=None)
+        return replace(self, measured={**self.measured, **{n: self.later(where, n) for n in names or CONTRASTED}})
 
     def owed(self) -> Tensor:
         """int64 [R]: how many positions to commit now so that the block ends within its steps without a rush.

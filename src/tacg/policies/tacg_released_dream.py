@@ -29,7 +29,7 @@ PREVIOUS = Contrast(w=0.0, beta=0.0)  # an EMA that forgets at once is the previ
 
 def gain(signals: Signals) -> Tensor:
     """float [R, W]: what the proposal's probability has gained since the previous step."""
-    before = signals.known(signals.eligible).reference.masked_fill(signals.first, 0.0)
+    before = signals.known(signals.eligible, "reference").reference.masked_fill(signals.first, 0.0)
     return (signals.confidence - before).clamp(min=0.0)
 
 

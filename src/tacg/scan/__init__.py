@@ -10,7 +10,7 @@ from tacg.errors import LogitsError
 from tacg.scan.look import Hidden, Look
 from tacg.scan.memory import Memory
 from tacg.scan.reference import lowest
-from tacg.types import Signals
+from tacg.types import CONTRASTED, Signals
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +32,8 @@ def scan(
         raise
     found = {**look.found, "first": look.first}
     if needs.contrast is not None and not look.fused:
-        measured = look.contrast(torch.arange(len(slots), device=slots.device))
-        found |= {name: values for name, values in measured.items() if name in needs}
+        everywhere = torch.arange(len(slots), device=slots.device)
+        found |= {name: look.contrast(everywhere, name) for name in CONTRASTED if name in needs}
     look.follow()
     return found
 
@@ -53,17 +53,19 @@ def observe(
         board[at] = values
         return board.view(observed.shape)
 
-    def later(where: Tensor) -> dict[str, Tensor]:
+    def later(where: Tensor, name: str) -> Tensor:
         chosen = where.reshape(-1)[slots].nonzero().squeeze(1)
-        values = look.contrast(chosen) if len(chosen) else dict.fromkeys(("reference", "readout"), look.peak[:0])
-        return {name: spread(found, slots[chosen]) for name, found in values.items()}
+        return spread(look.contrast(chosen, name) if len(chosen) else look.peak[:0], slots[chosen])
 
     found = dict(look.found)
     token, confidence = found.pop("token"), found.pop("confidence")
     measured = {name: spread(values, slots) for name, values in found.items()}
     if noise is not None:
         measured["noise"] = noise
-    signals = Signals(
+    lazy = look.needs.contrast is not None and not look.fused
+    if lazy and eager:
+        measured |= {name: later(observed, name) for name in CONTRASTED if name in look.needs}
+    return Signals(
         observed=observed,
         eligible=eligible,
         first=spread(look.first, slots),
@@ -72,6 +74,5 @@ def observe(
         step=step,
         steps=steps,
         measured=measured,
-        later=later if look.needs.contrast is not None and not look.fused else None,
+        later=later if lazy and not eager else None,
     )
-    return signals.known(observed) if eager else signals

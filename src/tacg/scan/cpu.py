@@ -78,21 +78,17 @@ def read(
 
 
 def contrast(
-    logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, w: float, beta: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """As `reference.contrast`; `beta` if the reference has followed these logits, which is undone.
-
-    Then past = z + (now - z) / beta. Readout z + w (z - past). Both lie on the line from the logits z to the reference.
-    """
-    before, readout = token.new_empty((2, len(token)), dtype=torch.promote_types(logits.dtype, torch.float32))
-    towards = 1.0 if beta is None else 1.0 / beta
+    logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, weight: float,
+    beta: float | None = None,
+) -> Tensor:  # fmt: skip
+    """As `reference.contrast`; `beta` if the reference has followed these logits: past = z + (now - z) / beta."""
+    found = token.new_empty(len(token), dtype=torch.promote_types(logits.dtype, torch.float32))
     for part, pairs in _in_pairs(logits, rows, reference, slots):
-        for found, weight in ((before, towards), (readout, -w * towards)):
-            mixed = _buffer("one", logits[: len(token[part])])
-            for among, z, past in pairs:
-                torch.lerp(z, past, weight, out=mixed[among])
-            found[part] = at(torch.softmax(mixed, dim=1, out=_buffer("two", mixed)), token[part])
-    return before, readout
+        mixed = _buffer("one", logits[: len(token[part])])
+        for among, z, past in pairs:
+            torch.lerp(z, past, weight if beta is None else weight / beta, out=mixed[among])
+        found[part] = at(torch.softmax(mixed, dim=1, out=_buffer("two", mixed)), token[part])
+    return found
 
 
 def follow(

@@ -129,8 +129,8 @@ class Look:
         )
         self.found = {name: values[rows] for name, values in self.found.items()}
 
-    def contrast(self, chosen: Tensor) -> dict[str, Tensor]:
-        """reference and readout, p_ref(x̂) and q(x̂), at the chosen positions (int64 [C]): [C] each."""
+    def contrast(self, chosen: Tensor, name: str) -> Tensor:
+        """`reference` or `readout`, p_ref(x̂) or q(x̂), at the chosen positions (int64 [C]): [C]."""
         contrast = self.needs.contrast
         assert contrast is not None
         token, slots = self.found["token"][chosen], self.slots[chosen]
@@ -141,10 +141,10 @@ class Look:
             past = self.hidden.logits(self.memory.store("reference", self.hidden.states)[slots])
             slots = torch.arange(len(slots), device=slots.device)
         undo = () if self.undo is None else (self.undo,)
-        before, readout = self.backend.contrast(self.logits, rows, past, slots, token, contrast.w, *undo)
+        weight = 1.0 if name == "reference" else -contrast.w
+        found = self.backend.contrast(self.logits, rows, past, slots, token, weight, *undo)
         # At a first observation the reference is the logits themselves: all three posteriors are one.
-        first, own = self.first[chosen], self.found["confidence"][chosen]
-        return {"reference": torch.where(first, own, before), "readout": torch.where(first, own, readout)}
+        return torch.where(self.first[chosen], self.found["confidence"][chosen], found)
 
     def follow(self, kept: Tensor | None = None, among: Tensor | None = None) -> None:
         """Move the history on by one step, where `kept` (bool [P]); all else (of the slots `among`) is forgotten."""

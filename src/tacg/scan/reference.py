@@ -52,18 +52,16 @@ def read(
     return found
 
 
-def contrast(
-    logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, w: float
-) -> tuple[Tensor, Tensor]:
-    """The reference posterior and the contrast readout at the proposal, p_ref(x̂) and q(x̂): [C] each.
+def contrast(logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, weight: float) -> Tensor:
+    """The probability of the proposal on the line from the logits (weight 0) to the reference (1): [C].
 
+    1 is the reference posterior p_ref(x̂), -w the contrast readout q(x̂) of z + w (z - reference).
     logits float [N, V] read at `rows` int64 [C], reference float [slots, V] read at `slots` int64 [C]; both may be off
     by a constant for each position.
     """
     z, reference = widened(logits[rows]), widened(reference[slots])
     z, reference = z - z.amax(dim=1, keepdim=True), reference - reference.amax(dim=1, keepdim=True)
-    readout = z + w * (z - reference)
-    return at(reference.softmax(dim=1), token), at(readout.softmax(dim=1), token)
+    return at((z + weight * (reference - z)).softmax(dim=1), token)
 
 
 def follow(
