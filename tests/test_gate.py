@@ -51,6 +51,21 @@ def test_variants_of_the_released_code() -> None:
     assert promoted(young.turn(k_ratio=2.0)) == [0, 1]
 
 
+def test_what_support_cannot_decide_is_not_measured() -> None:
+    """One promotion, ten candidates that all gain a little: by what they gained before, two are left in the contest."""
+    config = GateConfig(tau_floor=0.3, m_extra=1, k_extra=1, support_lambda=0.3, w=1.0)
+    before = [0.80, 0.79, 0.75, 0.74, 0.72, 0.70, 0.69, 0.66, 0.65, 0.61]
+    mask = torch.ones(1, len(before), dtype=torch.bool)
+    told = {}
+    for lazy in (False, True):
+        state = GateState()
+        commit_step(sure(before), mask, ~mask, state, GateConfig(tau_floor=1.0), lazy=lazy)
+        told[lazy] = commit_step(sure([p + 0.02 for p in before]), mask, ~mask, state, config, lazy=lazy)
+    assert torch.equal(told[True].commit, told[False].commit)
+    assert int((told[False].support > 0).sum()) == 10
+    assert int((told[True].support > 0).sum()) == 2
+
+
 def test_sudden_peaks_can_be_distrusted() -> None:
     """Position 0 jumps from 0.4 to 0.86, position 1 has been at 0.85 all along."""
     before, after = sure([0.4, 0.85, 0.4, 0.4]), sure([0.86, 0.85, 0.4, 0.4])

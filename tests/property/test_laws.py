@@ -14,10 +14,11 @@ from tacg import GateConfig, GateState, commit_step
 from tacg.engine.events import Finished
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
+from tacg.gate import most_support, temporal_support
 from tacg.knobs import Knob, Knobs
 from tacg.policies import get_policy, policy_names
 from tacg.scan import Memory, scan
-from tacg.types import Contrast, Needs
+from tacg.types import Contrast, Needs, Signals
 from tests.worlds import ReactiveDenoiser, decode_one, trajectory
 
 NAMES = ["schedule", "confidence", "klass", "tacg", "tacg+klass", "tacg+schedule"]
@@ -137,6 +138,18 @@ def test_law_6_log_odds_of_the_readout(seed: int, w: float, beta: float) -> None
         }
         p, ref, q = ((found[2][name] / found[5][name]).log() for name in ("confidence", "reference", "readout"))
         assert torch.allclose(q, p + w * (p - ref), atol=1e-9)
+
+
+@given(seeds, st.floats(0, 4), shares, st.sampled_from([torch.float32, torch.float64]))
+def test_support_is_never_more_than_the_reference_allows(seed: int, w: float, beta: float, dtype: torch.dtype) -> None:
+    slots, needs = torch.arange(6), Needs("reference", "readout", contrast=Contrast(w, beta))
+    memory, config = Memory(1, 6), GateConfig(w=w, beta=beta)
+    for frame in trajectory(seed, 4, 6, 9, scale=2.5, dtype=dtype):
+        found = {name: values[None] for name, values in scan(frame, slots, memory, needs).items()}
+        kept = {name: found[name] for name in ("reference", "readout")}
+        every, none = torch.ones(1, 6, dtype=torch.bool), torch.zeros(1, dtype=torch.int64)
+        signals = Signals(every, every, found["first"], found["token"], found["confidence"], none, none, kept)
+        assert bool((temporal_support(signals, config) <= most_support(signals, config) + 1e-7).all())
 
 
 @given(seeds, st.lists(st.tuples(st.integers(1, 9), policies, decodes), min_size=2, max_size=6), st.integers(1, 6))

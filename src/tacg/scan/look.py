@@ -82,6 +82,7 @@ class Look:
         self.logits, self.slots, self.memory, self.needs = logits.detach(), slots, memory, needs
         self.hidden = hidden if memory.kind == "hidden" else None
         self.rows = rows
+        self.made: tuple[Tensor, Tensor] | None = None  # positions int64 [C], ascending, and their past logits [C, V]
         self.first = ~memory.seen[slots]
         self.backend = backend_for(backend, logits, memory.kind)
         self.fused = hasattr(self.backend, "scan")
@@ -130,21 +131,28 @@ class Look:
         self.found = {name: values[rows] for name, values in self.found.items()}
 
     def contrast(self, chosen: Tensor, name: str) -> Tensor:
-        """`reference` or `readout`, p_ref(x̂) or q(x̂), at the chosen positions (int64 [C]): [C]."""
+        """`reference` or `readout`, p_ref(x̂) or q(x̂), at the chosen positions (int64 [C], ascending): [C]."""
         contrast = self.needs.contrast
         assert contrast is not None
-        token, slots = self.found["token"][chosen], self.slots[chosen]
-        rows = chosen if self.rows is None else self.rows[chosen]
-        if self.hidden is None:
-            past = self.memory.store("reference", self.logits)
-        else:
-            past = self.hidden.logits(self.memory.store("reference", self.hidden.states)[slots])
-            slots = torch.arange(len(slots), device=slots.device)
+        token, rows = self.found["token"][chosen], chosen if self.rows is None else self.rows[chosen]
+        past, slots = self._past(chosen)
         undo = () if self.undo is None else (self.undo,)
         weight = 1.0 if name == "reference" else -contrast.w
         found = self.backend.contrast(self.logits, rows, past, slots, token, weight, *undo)
         # At a first observation the reference is the logits themselves: all three posteriors are one.
         return torch.where(self.first[chosen], self.found["confidence"][chosen], found)
+
+    def _past(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the reference's logits of these positions are: a store [S, V] and slots of it [C].
+
+        Of hidden states they are made, once: who asks for the readout has asked for the reference before.
+        """
+        if self.hidden is None:
+            return self.memory.store("reference", self.logits), self.slots[chosen]
+        if self.made is None or not bool(torch.isin(chosen, self.made[0]).all()):
+            states = self.memory.store("reference", self.hidden.states)
+            self.made = chosen, self.hidden.logits(states[self.slots[chosen]])
+        return self.made[1], torch.searchsorted(self.made[0], chosen)
 
     def follow(self, kept: Tensor | None = None, among: Tensor | None = None) -> None:
         """Move the history on by one step, where `kept` (bool [P]); all else (of the slots `among`) is forgotten."""
