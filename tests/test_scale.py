@@ -91,10 +91,14 @@ def test_whole_files(llm: tacg.LLM, tmp_path: Path, kind: str) -> None:
     assert [answer["id"] for answer in answers] == [row["id"] for row in rows]
     assert [each["text"] for each in answers] == [llm.generate(row["prompt"], **SHORT).text for row in rows]
     assert header["run"]["rows"] == 10
+    assert {answer["model"] for answer in answers} == {"/".join(llm.identity.values())}
     out.write_bytes(b"".join(whole.splitlines(keepends=True)[:4]) + b'{"id": "torn')
     told: list[dict[str, Any]] = []
     generate(source, out, model="tiny", batch_size=3, replicas=1, resume=True, on_row=told.append, **SHORT)
     assert (len(told), out.read_bytes()) == (7, whole)
+    out.write_bytes(b"".join(whole.splitlines(keepends=True)[:4]).replace(b"tiny/float32/", b"tiny/float32/0"))
+    with pytest.raises(TacgError, match=r"was answered by tiny/float32/\w+.*by tiny/float32/0\w+"):
+        generate(source, out, model="tiny", batch_size=3, replicas=1, resume=True, **SHORT)
     with pytest.raises(TacgError, match=r"decode\.gen_length: 12 there, 16 here"):
         generate(source, out, model="tiny", resume=True, gen_length=16, block_length=6)
 

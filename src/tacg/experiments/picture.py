@@ -31,7 +31,7 @@ def draw_plane(rows: Sequence[Row], path: Path) -> Path:
                     arrowprops={"arrowstyle": "->", "color": colour[name], "alpha": 0.6},
                 )  # fmt: skip
         panel.set(title=task, xlabel="tokens per forward", ylabel="accuracy, %")
-    return _save(figure, panels, path, _about(rows))
+    return _save(figure, panels, path, f"{_about(rows)}, 95 % intervals")
 
 
 def draw_frontier(rows: Sequence[Row], path: Path) -> Path:
@@ -46,7 +46,7 @@ def draw_frontier(rows: Sequence[Row], path: Path) -> Path:
             for row in mine:
                 _point(panel, row, colour[spec], spec if row is mine[0] else None)
         panel.set(title=task, xlabel="tokens per forward", ylabel="accuracy, %")
-    return _save(figure, panels, path, f"{_about(rows)}; {rows[0]['x_name']} moves")
+    return _save(figure, panels, path, f"{_about(rows)}, 95 % intervals; {rows[0]['x_name']} moves")
 
 
 def draw_heat(rows: Sequence[Row], path: Path) -> Path:
@@ -212,7 +212,7 @@ def _colours(names: Any) -> dict[str, str]:
 def _about(rows: Sequence[Row]) -> str:
     first, sizes = rows[0], sorted({row["n"] for row in rows})
     many = " or ".join(str(size) for size in sizes)
-    return f"{first['model']}, n = {many} a task, seed {first['seed']}, 95 % intervals"
+    return f"{first['model']}, n = {many} a task, seed {first['seed']}"
 
 
 def _panels(titles: Sequence[str], columns: int | None = None) -> tuple[Any, list[tuple[str, Any]]]:

@@ -34,7 +34,8 @@ def generate(
     """Answer every prompt of a JSONL or Parquet file; returns how many answers the file `out` has in the end.
 
     key, column  the columns of the rows' names, which must differ, and of the prompts
-    out          JSONL: a header, then a row a prompt with text, tokens, steps and forwards, in the order of the source
+    out          JSONL: a header, then a row a prompt with text, tokens, steps, forwards and the identity of the model
+                 that answered, in the order of the source; answers of two models are refused
     resume       go on with `out`: only prompts without an answer are decoded
     """
     made, decode = resolve(policy, dict(settings))
@@ -70,6 +71,7 @@ def generate(
                     if row["finish_reason"] == "error":
                         failed.append(row[key])
                     elif row[key] not in answers:  # a repeated share comes twice
+                        _refuse_another_model(row, next(iter(answers.values()), row), key, out)
                         answers[row[key]] = row
                         journal.append(row)
                         if on_row is not None:
@@ -102,7 +104,17 @@ class BulkReplica(Replica):
             "steps": [output.steps for output in outputs],
             "forwards": [output.forwards for output in outputs],
             "finish_reason": [output.finish_reason for output in outputs],
+            "model": ["/".join(self.llm.identity.values())] * len(outputs),
         }
+
+
+def _refuse_another_model(row: dict[str, Any], other: dict[str, Any], key: str, out: Path) -> None:
+    """Nodes may hold different files under one name, and files change between a run and its continuation."""
+    if row["model"] != other.get("model", row["model"]):  # files of before know none
+        raise TacgError(
+            f"{row[key]!r} was answered by {row['model']}, {other[key]!r} in {out} by {other['model']}: "
+            "give every node the same checkpoint, or begin another file."
+        )
 
 
 def _read(source: Path) -> Any:

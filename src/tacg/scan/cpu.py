@@ -151,10 +151,10 @@ def _together(size: int) -> int:
 _kept = threading.local()
 
 
-def _buffer(name: str, like: Tensor, kind: torch.dtype | None = None) -> Tensor:
+def _buffer(name: str, like: Tensor) -> Tensor:
     """Memory for wide rows like these in float32 at least, the same at every call; fresh memory for narrow ones."""
     rows, size = like.shape
-    kind = kind or torch.promote_types(like.dtype, torch.float32)
+    kind = torch.promote_types(like.dtype, torch.float32)
     if size < WIDE:
         return like.new_empty(rows, size, dtype=kind)
     found: Tensor | None = getattr(_kept, name, None)
