@@ -186,16 +186,17 @@ def _settled(
         left = goal - base.sum(dim=1)
         short = left > torch.minimum(candidates.sum(dim=1), budget)
         contests.append((signals.eligible & ~base & short[:, None], left))
-
-    most = torch.full_like(signals.confidence, config.gamma if config.support == "log_ratio" else 1.0)
-    asked = _undecided(signals.confidence, most, contests, config)
-    if not bool(asked.any()):
+    contests = [each for each in contests if bool(_open(*each).any())]
+    if not contests:
         return signals, None
+
+    most = config.gamma if config.support == "log_ratio" else 1.0
+    asked = _undecided(signals.confidence, most, contests, config)
     signals = signals.known(asked, "reference")
     if config.support == "log_ratio":
         return signals, asked
-    most = torch.where(asked, most_support(signals, config), most)
-    asked = _undecided(signals.confidence, most, contests, config)
+    known = torch.where(asked, most_support(signals, config), most)
+    asked = _undecided(signals.confidence, known, contests, config)
     return signals.known(asked, "readout"), asked
 
 
@@ -209,20 +210,22 @@ def most_support(signals: Signals, config: GateConfig) -> Tensor:
     return (readout.clamp_max(1.0) * (1 + ROUNDING) - reference).clamp_min(0.0)
 
 
-def _undecided(confidence: Tensor, most: Tensor, contests: list[tuple[Tensor, Tensor]], config: GateConfig) -> Tensor:
-    """Who may be one of the `count` readiest of its row in a contest (among, count) with support of 0 up to `most`.
+def _open(among: Tensor, count: Tensor) -> Tensor:
+    """Rows where some of `among` will be one of the `count` readiest and others will not, bool [R]."""
+    return (count > 0) & (among.sum(dim=1) > count)
 
-    bool [R, W]. Nobody in rows where all of them are, or none.
-    """
+
+def _undecided(
+    confidence: Tensor, most: Tensor | float, contests: list[tuple[Tensor, Tensor]], config: GateConfig
+) -> Tensor:
+    """Who may be one of the `count` readiest of its row in a contest (among, count) with support of 0 up to `most`."""
     reach = config.support_lambda * most * (1 + ROUNDING)
     low, high = (confidence - reach, confidence) if config.support == "steady" else (confidence, confidence + reach)
     asked = torch.zeros_like(contests[0][0])
     for among, count in contests:
-        open_rows = (count > 0) & (among.sum(dim=1) > count)
-        if bool(open_rows.any()):
-            order = low.masked_fill(~among, -torch.inf).sort(dim=1, descending=True).values
-            last = order.gather(1, (count - 1).clamp(0, low.shape[1] - 1)[:, None])
-            asked |= among & open_rows[:, None] & (high >= last)
+        order = low.masked_fill(~among, -torch.inf).sort(dim=1, descending=True).values
+        last = order.gather(1, (count - 1).clamp(0, low.shape[1] - 1)[:, None])
+        asked |= among & _open(among, count)[:, None] & (high >= last)
     return asked
 
 

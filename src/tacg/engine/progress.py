@@ -28,4 +28,4 @@ def reasons(signals: Signals, decision: Decision) -> Tensor:
     goal = torch.where(signals.step + 1 >= signals.steps, everything, goal)  # the last step takes all that is left
     late = top(decision.rank, signals.eligible & ~taken, goal - taken.sum(dim=1))
     # In the order of `Reason`: 1 base, 2 extra, 3 fallback.
-    return 2 * taken.long() - base.long() + 3 * late.long()
+    return 2 * taken - 1 * base + 3 * late

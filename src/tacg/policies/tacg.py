@@ -55,7 +55,7 @@ class Tacg(Wrapper):
             base=step.base,
             extra=step.extra,
             rank=step.readiness if ranking else below.rank,
-            pace=below.pace,
+            pace=goal,
             notes={**below.notes, "streak": streak, "support": step.support, "readiness": step.readiness},
         )
         return decision, {"tokens": signals.token, "streak": streak, "base": base_state}

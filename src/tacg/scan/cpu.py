@@ -223,6 +223,8 @@ def _best(
     """
     inside, start = _inside(logits, rows, chunk)
     peak, best = inside.max(dim=1)
+    if shares.shape[1] == 1:
+        return peak.to(shares.dtype), best
     best += start
     lower = (shares < (top * (1 - ALIKE))[:, None]).sum(dim=1)
     for place in (lower < shares.shape[1] - 1).nonzero().squeeze(1).tolist():
