@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import subprocess
@@ -24,8 +25,8 @@ from tacg.experiments.picture import draw_frontier, draw_heat, draw_match, draw_
 from tacg.experiments.rows import Ledger, read_rows, write_rows
 from tacg.experiments.show import Section, write_page
 from tacg.experiments.stats import aup, mcnemar, paired_bootstrap, wilson
-from tacg.experiments.study import judgement
-from tacg.experiments.sweep import Axis, sweep
+from tacg.experiments.study import Scale, Study, judgement
+from tacg.experiments.sweep import Axis, sweep, tables
 from tacg.tasks import get_task
 from tests.test_cli import TACG
 
@@ -153,14 +154,26 @@ def test_sweeps_move_knobs_together_and_draw(llm: tacg.LLM, tmp_path: Path) -> N
     assert "m_base=1, m_extra=1" in rows[0]["policy"]
     assert draw_heat(rows, tmp_path / "heat.png").stat().st_size > 5000
     lines = sweep(
-        llm, [get_task("pocket-sudoku")], ["confidence", "klass"], Axis(("threshold",), (0.5, 0.9)), None, Sample(2)
+        llm, [get_task("pocket-sudoku")], ["confidence", "tacg"], Axis(("threshold",), (0.5, 0.9)), None, Sample(2)
     )
+    assert ["saved" in row and "gained" in row for row in lines] == [False, False, True, True]
+    assert tables(lines)[0].columns[-2:] == ("steps saved %", "accuracy gained")
     assert draw_frontier(lines, tmp_path / "lines.png").stat().st_size > 5000
     section = Section("Lines", "Words.\n\n- <i>one</i>\n- two", pictures=[tmp_path / "lines.png"], note="n = 2")
     page = write_page(tmp_path / "page.html", "<b>", [section]).read_text()
     assert "<li>&lt;i&gt;one&lt;/i&gt;</li><li>two</li>" in page
     assert "&lt;b&gt;" in page
     assert "http" not in page
+
+
+def test_a_frontier_reaches_as_far_as_what_is_held_against_it(llm: tacg.LLM, tmp_path: Path) -> None:
+    task = get_task("pocket-sudoku")
+    study = Study(llm, [task], Scale.glance(), tmp_path, lambda *_: contextlib.nullcontext(lambda *_: None))
+    point = {"task": task.name, "spec": "confidence", "steps": 9.0}
+    assert study.slower(task, "confidence", [point, point | {"spec": "tacg", "steps": 8.0}], 2) == []
+    more = study.slower(task, "confidence", [point, point | {"spec": "tacg", "steps": 1e9}], 2)
+    assert [row["name"] for row in more][:2] == ["confidence 0.95", "confidence 0.975"]
+    assert 5 < len(more) < 10
 
 
 def test_auc_sees_what_a_signal_knows_beyond_confidence() -> None:

@@ -10,6 +10,7 @@ import typer
 from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
+    Dtype,
     Json,
     Model,
     N,
@@ -54,6 +55,7 @@ def main(
     seed: Seed = 0,
     split: Split = "dev",
     model: Model = DEFAULT_MODEL,
+    dtype: Dtype = "float32",
     setting: Settings = None,
     batch_size: BatchSize = 32,
     out: Annotated[
@@ -84,7 +86,7 @@ def main(
     tasks = [get_task(each) for each in task or (["pocket-sudoku"] if quick else task_names())]
     n = min(n, 12) if quick else n
     settings = shared_settings(policies, setting or [])
-    llm = load_model(model)
+    llm = load_model(model, dtype=dtype)
     points = len(across.values) * (len(up.values) if up else 1) * len(policies) * len(tasks)
     with progress("sweep", n * points) as tick:
         sample = Sample(n, seed, split, batch_size)

@@ -12,13 +12,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from tacg.experiments.rows import Row
 
     Array = NDArray[np.float64]
+
+
+def over_frontiers(rows: Sequence[Row], bases: Mapping[str, str]) -> list[Row]:
+    """The rows; those of a gated policy know what they gain over the frontier of its base policy (`bases`)."""
+    frontiers: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        frontiers.setdefault((row["task"], row["spec"]), []).append(row)
+    found = []
+    for row in rows:
+        base = frontiers.get((row["task"], bases.get(row["spec"], "")))
+        found.append(row | against_frontier(row, base) if base else row)
+    return found
 
 
 def against_frontier(row: Row, base: Sequence[Row], rounds: int = 500) -> Row:

@@ -127,6 +127,14 @@ def change(row: Row, name: str, scale: float = 1.0) -> str:
     return f"{scale * row[f'{name}_diff']:+.1f} ({low:+.1f}…{high:+.1f})"
 
 
+def gain(row: Row, name: str) -> str:
+    """`saved` (steps) or `gained` (accuracy) over a frontier in percent, with its 95 % interval; nothing if unknown."""
+    if name not in row:
+        return ""
+    low, high = (100 * edge for edge in row[f"{name}_ci"])
+    return f"{100 * row[name]:+.1f} ({low:+.1f}…{high:+.1f})"
+
+
 def provenance(rows: Sequence[Row]) -> str:
     """What the numbers rest on, in one line: what differs between rows is listed, what a row lacks is left out."""
     said = []

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tacg.experiments.compare import takes
+from tacg.experiments.frontier import over_frontiers
 from tacg.experiments.grid import Cell, Sample, run
-from tacg.experiments.show import Table, accuracy
+from tacg.experiments.show import Table, accuracy, gain
+from tacg.policies import get_policy
+from tacg.policies.base import Wrapper
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,7 +42,10 @@ def sweep(
     llm: LLM, tasks: Sequence[Task], policies: Sequence[str], x: Axis, y: Axis | None, sample: Sample,
     settings: Mapping[str, Any] | None = None, ledger: Ledger | None = None, tick: Tick | None = None,
 ) -> list[Row]:  # fmt: skip
-    """A row for every task, policy and pair of values; `x` and `y` are columns of the rows."""
+    """A row for every task, policy and pair of values; `x` and `y` are columns of the rows.
+
+    With one axis, rows of a policy over another one that is there too know what they gain over its whole frontier.
+    """
     cells = []
     for task in tasks:
         for policy in policies:
@@ -49,14 +55,27 @@ def sweep(
                     tags = {"x": first, "y": second, "x_name": x.label, "y_name": y.label if y else None}
                     name = f"{policy} {x.label}={first}" + (f" {y.label}={second}" if y else "")
                     cells.append(Cell(task, policy, takes(policy, point), name, {**tags, "spec": policy}))
-    return run(llm, cells, sample, ledger, tick)
+    rows = run(llm, cells, sample, ledger, tick)
+    made = {policy: get_policy(policy) for policy in policies}
+    bases = {policy: each.base.name for policy, each in made.items() if isinstance(each, Wrapper)}
+    return rows if y else over_frontiers(rows, bases)
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    """A table a task: every point, the most accurate first."""
+    """A table a task: every point, the most accurate first, with what it gains over a frontier if that is known."""
+    gains = {"saved": "steps saved %", "gained": "accuracy gained"} if any("saved" in row for row in rows) else {}
     made = []
     for task in dict.fromkeys(row["task"] for row in rows):
         mine = sorted((row for row in rows if row["task"] == task), key=lambda row: (-row["accuracy"], row["steps"]))
-        lines = [(row["name"], accuracy(row), f"{row['steps']:.1f}", f"{row['tpf']:.2f}") for row in mine]
-        made.append(Table(task, ("point", "accuracy %", "steps", "TPF"), tuple(lines)))
+        lines = [
+            (
+                row["name"],
+                accuracy(row),
+                f"{row['steps']:.1f}",
+                f"{row['tpf']:.2f}",
+                *(gain(row, name) for name in gains),
+            )
+            for row in mine
+        ]
+        made.append(Table(task, ("point", "accuracy %", "steps", "TPF", *gains.values()), tuple(lines)))
     return made
