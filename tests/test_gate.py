@@ -52,7 +52,7 @@ def test_variants_of_the_released_code() -> None:
 
 
 def test_what_support_cannot_decide_is_not_measured() -> None:
-    """One promotion, ten candidates that all gain a little: by what they gained before, two are left in the contest."""
+    """One promotion, ten candidates that gain a little: when the reference is known, two are left in the contest."""
     config = GateConfig(tau_floor=0.3, m_extra=1, k_extra=1, support_lambda=0.3, w=1.0)
     before = [0.80, 0.79, 0.75, 0.74, 0.72, 0.70, 0.69, 0.66, 0.65, 0.61]
     mask = torch.ones(1, len(before), dtype=torch.bool)

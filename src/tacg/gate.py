@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 SNAPSHOT = Needs("margin", "entropy")
 ROUNDING = 1e-5  # relative, far more than there is
+FEW = 4  # positions whose readout is measured sooner than one has found out who needs it
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def commit_rule(
     candidates &= (streak >= config.m_extra) | escaped
     if not config.rejoin:
         candidates &= ~base_ready
-    budget = _budget(base_ready & signals.eligible, config)
+    budget = _budget(base_ready, signals.eligible, config)
     support = torch.zeros_like(confidence)
     if signals.later is not None or "reference" in signals.measured:
         signals, asked = _settled(signals, base, candidates, budget, goal, config)
@@ -165,11 +166,11 @@ def commit_rule(
     )
 
 
-def _budget(base_ready: Tensor, config: GateConfig) -> Tensor:
+def _budget(base_ready: Tensor, eligible: Tensor, config: GateConfig) -> Tensor:
     """How many may be promoted, int64 [R]: K_extra, or fewer in proportion to the base policy's set."""
     if config.k_ratio is None:
         return torch.full((len(base_ready),), config.k_extra, device=base_ready.device)
-    share = base_ready.sum(dim=1).clamp(min=1) * config.k_ratio
+    share = (base_ready & eligible).sum(dim=1).clamp(min=1) * config.k_ratio
     return share.ceil().long().clamp(min=1).clamp(max=config.k_extra)
 
 
@@ -184,8 +185,9 @@ def _settled(
     contests = [(candidates, budget)]
     if goal is not None:
         left = goal - base.sum(dim=1)
-        short = left > torch.minimum(candidates.sum(dim=1), budget)
-        contests.append((signals.eligible & ~base & short[:, None], left))
+        if bool((left > 0).any()):
+            short = left > torch.minimum(candidates.sum(dim=1), budget)
+            contests.append((signals.eligible & ~base & short[:, None], left))
     contests = [each for each in contests if bool(_open(*each).any())]
     if not contests:
         return signals, None
@@ -195,6 +197,8 @@ def _settled(
     signals = signals.known(asked, "reference")
     if config.support == "log_ratio":
         return signals, asked
+    if int(asked.sum()) <= FEW:
+        return signals.known(asked, "readout"), asked
     known = torch.where(asked, most_support(signals, config), most)
     asked = _undecided(signals.confidence, known, contests, config)
     return signals.known(asked, "readout"), asked

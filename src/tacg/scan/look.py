@@ -156,6 +156,7 @@ class Look:
 
     def follow(self, kept: Tensor | None = None, among: Tensor | None = None) -> None:
         """Move the history on by one step, where `kept` (bool [P]); all else (of the slots `among`) is forgotten."""
+        self.made = None
         mine = None if kept is None else kept.nonzero().squeeze(1)
         slots = self.slots if mine is None else self.slots[mine]
         if self.needs.contrast is not None and len(slots) and not self.fused and self.undo is None:
