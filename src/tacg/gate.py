@@ -188,7 +188,8 @@ def _settled(
         if bool((left > 0).any()):
             short = left > torch.minimum(candidates.sum(dim=1), budget)
             contests.append((signals.eligible & ~base & short[:, None], left))
-    contests = [each for each in contests if bool(_open(*each).any())]
+    contests = [(among & _open(among, count)[:, None], count) for among, count in contests]
+    contests = [(among, count) for among, count in contests if bool(among.any())]
     if not contests:
         return signals, None
 
@@ -229,7 +230,7 @@ def _undecided(
     for among, count in contests:
         order = low.masked_fill(~among, -torch.inf).sort(dim=1, descending=True).values
         last = order.gather(1, (count - 1).clamp(0, low.shape[1] - 1)[:, None])
-        asked |= among & _open(among, count)[:, None] & (high >= last)
+        asked |= among & (high >= last)
     return asked
 
 
