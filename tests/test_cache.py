@@ -75,7 +75,7 @@ def test_a_blocks_first_step_is_the_full_forward(models: dict[str, tacg.LLM], fa
     """And the steps after it compute only the block (and what follows it), starting early where logits are shifted."""
     llm, prompt = models[family], PROMPTS[1]
     output, spy = decode(llm, prompt, mode)
-    back, length = llm.model.spec.lookback, len(prompt) + 80
+    back, length = llm.model.spec.logit_shift, len(prompt) + 80
     firsts = {min(c.step for c in output.commits if c.position // 32 == block) for block in range(3)}
     canvas = torch.tensor([prompt + [llm.model.spec.mask_id] * 80])
     for step, ((span,), logits) in enumerate(spy.calls, start=1):

@@ -108,7 +108,7 @@ def test_a_broken_checkpoint_is_refused_in_one_sentence(sound: dict[str, Path], 
     said = ""
     try:
         llm = tacg.load(directory)
-        llm.generate([7, 8, 9], gen_length=4, block_length=llm.model.spec.block or 4)
+        llm.generate([7, 8, 9], gen_length=4, block_length=llm.model.spec.causal_block or 4)
     except tacg.TacgError as error:
         said = str(error)
     assert not said or 15 < len(said) < 1500, what

@@ -57,13 +57,13 @@ def test_what_support_cannot_decide_is_not_measured() -> None:
     before = [0.80, 0.79, 0.75, 0.74, 0.72, 0.70, 0.69, 0.66, 0.65, 0.61]
     mask = torch.ones(1, len(before), dtype=torch.bool)
     told = {}
-    for lazy in (False, True):
+    for everywhere in (True, False):
         state = GateState()
-        commit_step(sure(before), mask, ~mask, state, GateConfig(tau_floor=1.0), lazy=lazy)
-        told[lazy] = commit_step(sure([p + 0.02 for p in before]), mask, ~mask, state, config, lazy=lazy)
+        commit_step(sure(before), mask, ~mask, state, GateConfig(tau_floor=1.0), everywhere=everywhere)
+        told[everywhere] = commit_step(sure([p + 0.02 for p in before]), mask, ~mask, state, config, everywhere=everywhere)
     assert torch.equal(told[True].commit, told[False].commit)
-    assert int((told[False].support > 0).sum()) == 10
-    assert int((told[True].support > 0).sum()) == 2
+    assert int((told[True].support > 0).sum()) == 10
+    assert int((told[False].support > 0).sum()) == 2
 
 
 def test_sudden_peaks_can_be_distrusted() -> None:
@@ -77,8 +77,8 @@ def test_sudden_peaks_can_be_distrusted() -> None:
 
     assert promoted() == [0]
     assert promoted(support="steady") == [1]
-    assert promoted(peak=0.2) == [1]
-    assert promoted(peak=0.9) == [0]
+    assert promoted(max_support=0.2) == [1]
+    assert promoted(max_support=0.9) == [0]
 
 
 def test_ties_go_to_the_lowest_position() -> None:
@@ -183,9 +183,9 @@ def test_gradients_stay_outside() -> None:
     logits = sure([0.9] * 4).requires_grad_()
     state = GateState()
     assert not commit_step(logits, ALL, ALL, state).readiness.requires_grad
-    assert state.memory is not None
-    assert state.memory.reference is not None
-    assert not state.memory.reference.requires_grad
+    assert state.trajectories.memory is not None
+    assert state.trajectories.memory.reference is not None
+    assert not state.trajectories.memory.reference.requires_grad
 
 
 def test_inputs_are_left_alone() -> None:

@@ -78,7 +78,7 @@ def test_undeclared_signals_are_refused_with_advice() -> None:
         _ = signals([0.5]).margin
     with pytest.raises(TacgError, match="signals out of margin"):
         Needs("confidense")
-    with pytest.raises(TacgError, match="contrast=Contrast"):
+    with pytest.raises(TacgError, match="contrast=EmaContrast"):
         Needs("readout")
 
 

@@ -11,18 +11,18 @@ from tacg.engine.request import Decode, Request
 from tacg.errors import TacgError
 from tacg.models.scripted import ScriptedDenoiser
 from tacg.policies import get_policy
-from tacg.scan import Look, Memory, observe, scan
-from tacg.types import Contrast, Needs
-from tests.worlds import ReactiveDenoiser, trajectory
+from tacg.scan import Trajectories
+from tacg.types import EmaContrast, Needs
+from tests.worlds import ReactiveDenoiser, scan, trajectory
 
-EVERYTHING = Needs("margin", "entropy", "kl", "reference", "readout", contrast=Contrast(0.7, 0.6))
+EVERYTHING = Needs("margin", "gap", "entropy", "kl", "reference", "readout", contrast=EmaContrast(0.7, 0.6))
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 @pytest.mark.parametrize("vocabulary", [2, 3, 63, 1023, 2500, 17_001])
 def test_signals_are_what_their_names_say(vocabulary: int, backend: str) -> None:
     frames = trajectory(1, 4, 5, vocabulary, scale=2.0)
-    memory, slots = Memory(1, 5), torch.arange(5)
+    memory, slots = Trajectories(1, 5), torch.arange(5)
     reference, previous = frames[0].clone(), torch.zeros(5, vocabulary, dtype=torch.float64)
     for number, z in enumerate(frames):
         found = scan(z, slots, memory, EVERYTHING, backend=backend)
@@ -31,6 +31,8 @@ def test_signals_are_what_their_names_say(vocabulary: int, backend: str) -> None
         assert torch.equal(found["token"], best.indices[:, 0])
         assert torch.allclose(found["confidence"], best.values[:, 0])
         assert torch.allclose(found["margin"], best.values[:, 0] - best.values[:, 1])
+        two = z.topk(2, dim=1).values
+        assert torch.allclose(found["gap"], two[:, 0] - two[:, 1])
         assert torch.allclose(found["entropy"], -(p * p.log()).sum(1))
         assert torch.allclose(found["kl"], (p * ((p + 1e-12) / (previous + 1e-12)).log()).sum(1))
         at = best.indices[:, :1]
@@ -41,20 +43,19 @@ def test_signals_are_what_their_names_say(vocabulary: int, backend: str) -> None
 
 
 def test_only_what_is_needed_is_measured_and_kept() -> None:
-    memory = Memory(1, 3)
+    memory = Trajectories(1, 3)
     found = scan(torch.randn(3, 4), torch.arange(3), memory, Needs())
-    assert found.keys() == {"token", "confidence", "first"}
-    assert memory.reference is None
-    assert memory.previous is None
+    assert found.keys() == {"token", "confidence", "peak", "first"}
+    assert memory.memory.reference is None
+    assert memory.memory.previous is None
 
 
-def test_memory_follows_slots_and_forgets_rows() -> None:
-    memory, needs = Memory(2, 3), Needs("kl")
+def test_memory_is_handed_on_and_forgets_rows() -> None:
+    before, memory, needs = Trajectories(2, 3), Trajectories(4, 3), Needs("kl")
     z = trajectory(0, 1, 6, 5)[0]
-    scan(z, torch.arange(6), memory, needs)
-    memory.grow(4)
-    assert len(memory.seen) == 12
-    memory.forget(0)
+    scan(z, torch.arange(6), before, needs)
+    memory.memory.take_over(before.memory, torch.arange(6), torch.arange(6))
+    memory.seen[1] = True
     again = scan(z[[0, 4]], torch.tensor([0, 4]), memory, needs)
     assert again["first"].tolist() == [True, False]
     assert float(again["kl"][1]) == pytest.approx(0, abs=1e-9)
@@ -66,8 +67,9 @@ def test_memory_follows_slots_and_forgets_rows() -> None:
 def test_nothing_observed_gives_neutral_boards() -> None:
     observed = torch.zeros(2, 3, dtype=torch.bool)
     count = torch.zeros(2, dtype=torch.int64)
-    look = Look(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64), Memory(2, 3), EVERYTHING)
-    signals = observe(look, observed, observed, step=count, steps=count)
+    nowhere = torch.zeros(0, dtype=torch.int64)
+    step = Trajectories(2, 3).scan(torch.zeros(0, 5), EVERYTHING, observed, places=nowhere)
+    signals = step.to_signals(observed, step=count, steps=count)
     assert signals.token.tolist() == [[-1] * 3] * 2
     assert all(not board.any() for board in (signals.confidence, signals.kl, signals.readout, signals.first))
 
@@ -92,7 +94,7 @@ def test_ten_thousand_steps_decide_alike_in_every_backend() -> None:
 def test_tokens_that_rise_from_nothing() -> None:
     """Wide rows put a floor under the posterior where KLASS adds 1e-12: the bound that `_divergence` states."""
     frames = trajectory(3, 12, 40, 17_001, scale=9.0, dtype=torch.float32)
-    memories, slots, most = {name: Memory(1, 40) for name in ("reference", "cpu")}, torch.arange(40), 0.0
+    memories, slots, most = {name: Trajectories(1, 40) for name in ("reference", "cpu")}, torch.arange(40), 0.0
     for number, z in enumerate(frames):
         plain, fast = (scan(z, slots, memory, Needs("kl"), backend=name)["kl"] for name, memory in memories.items())
         assert bool((fast >= plain * (1 - 2e-5) - 3e-6).all())
@@ -104,14 +106,14 @@ def test_tokens_that_rise_from_nothing() -> None:
 def test_a_narrow_memory_is_nearly_as_good() -> None:
     """bf16 keeps 8 bits of each logit of the reference: support is off by less than 0.02, 0.002 on average."""
     frames = trajectory(7, 12, 64, 4000, scale=3.0, dtype=torch.float32)
-    memories, slots = [Memory(1, 64), Memory(1, 64, kind="bf16")], torch.arange(64)
-    needs = Needs("reference", "readout", contrast=Contrast(0.3, 0.95))
+    memories, slots = [Trajectories(1, 64), Trajectories(1, 64, kind="bf16")], torch.arange(64)
+    needs = Needs("reference", "readout", contrast=EmaContrast(0.3, 0.95))
     off = []
     for z in frames:
         wide, narrow = (scan(z, slots, memory, needs) for memory in memories)
         off.append((wide["readout"] - wide["reference"] - narrow["readout"] + narrow["reference"]).abs())
-    assert memories[1].reference is not None
-    assert memories[1].reference.dtype == torch.bfloat16
+    assert memories[1].memory.reference is not None
+    assert memories[1].memory.reference.dtype == torch.bfloat16
     assert float(torch.stack(off).max()) < 0.02
     assert float(torch.stack(off).mean()) < 0.002
 
@@ -132,9 +134,9 @@ def test_a_model_without_hidden_states_is_told_so() -> None:
 
 def test_an_explicit_scan_that_cannot_run_says_so() -> None:
     with pytest.raises(TacgError, match="triton follows logits of at most 32 bits"):
-        scan(torch.zeros(1, 4, dtype=torch.float64), torch.arange(1), Memory(1, 1), Needs(), backend="triton")
+        scan(torch.zeros(1, 4, dtype=torch.float64), torch.arange(1), Trajectories(1, 1), Needs(), backend="triton")
     with pytest.raises(TacgError, match="Unknown scan 'cup'"):
-        scan(torch.zeros(1, 4), torch.arange(1), Memory(1, 1), Needs(), backend="cup")
+        scan(torch.zeros(1, 4), torch.arange(1), Trajectories(1, 1), Needs(), backend="cup")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
@@ -143,7 +145,7 @@ def test_an_explicit_scan_that_cannot_run_says_so() -> None:
 def test_tiles_equal_the_readable_scan(dtype: torch.dtype, vocabulary: int, kind: str) -> None:
     """Runs and gaps, positions that come and go, rows picked out of more, sampled proposals, suppressed tokens."""
     frames = trajectory(5, 5, 12, vocabulary, scale=3.0)
-    memories = {name: Memory(2, 6, kind=kind) for name in ("reference", "cpu")}
+    memories = {name: Trajectories(2, 6, kind=kind) for name in ("reference", "cpu")}
     generator = torch.Generator().manual_seed(1)
     for number, frame in enumerate(frames):
         z = (frame + 7 * number).to(dtype)
@@ -152,10 +154,11 @@ def test_tiles_equal_the_readable_scan(dtype: torch.dtype, vocabulary: int, kind
         proposal = torch.randint(4, vocabulary - 1, (len(slots),), generator=generator) if number == 3 else None
         told = []
         for name, memory in memories.items():
-            look = Look(z, slots, memory, EVERYTHING, proposal, backend=name, rows=slots)
-            both = {each: look.contrast(torch.arange(len(slots)), each) for each in ("reference", "readout")}
-            told.append({**look.found, **both, "first": look.first})
-            look.follow(slots != 4)
+            observed = torch.zeros(12, dtype=torch.bool).index_fill(0, slots, True).view(2, 6)
+            step = memory.scan(z, EVERYTHING, observed, places=slots, rows=slots, proposal=proposal, backend=name)
+            both = {each: step.contrast(torch.arange(len(slots)), each) for each in ("reference", "readout")}
+            told.append({**step.found, **both, "first": step.first})
+            memory.follow(step, observed & (torch.arange(12).view(2, 6) != 4))
         for name, values in told[0].items():
             if values.dtype.is_floating_point:
                 near = 3e-6 if kind == "fp32" else 1e-3  # two roundings of one sum may differ in the last of 8 bits
@@ -172,9 +175,9 @@ def test_a_token_that_is_forbidden_later_was_there_before(low: float, vocabulary
     first[0, :3] = torch.tensor([2.0, 5.0, 0.0])
     then = first.clone()
     then[0, 1] = low
-    needs, found = Needs("reference", "readout", contrast=Contrast(0.3, 0.95)), {}
+    needs, found = Needs("reference", "readout", contrast=EmaContrast(0.3, 0.95)), {}
     for backend in ("reference", "cpu"):
-        memory = Memory(1, 1)
+        memory = Trajectories(1, 1)
         scan(first, torch.arange(1), memory, needs, backend=backend)
         found[backend] = scan(then, torch.arange(1), memory, needs, backend=backend)
     expected = first.softmax(dim=1)[0, 0]
@@ -190,7 +193,7 @@ def test_the_first_of_the_largest_wins_however_near_the_others_are(apart: float)
     for row, (best, rival) in enumerate([(40, 30), (9_000, 12), (17_000, 16_000), (700, 701)]):
         z[row, best], z[row, rival] = 5.0 + apart, 5.0
     needs = Needs("margin")
-    plain, fast = (scan(z, torch.arange(4), Memory(1, 4), needs, backend=name) for name in ("reference", "cpu"))
+    plain, fast = (scan(z, torch.arange(4), Trajectories(1, 4), needs, backend=name) for name in ("reference", "cpu"))
     assert plain["token"].tolist() == ([40, 9_000, 17_000, 700] if apart else [30, 12, 16_000, 700])
     assert torch.equal(fast["token"], plain["token"])
     torch.testing.assert_close(fast["margin"], plain["margin"], atol=1e-8, rtol=1e-4)
@@ -199,6 +202,6 @@ def test_the_first_of_the_largest_wins_however_near_the_others_are(apart: float)
 def test_rounding_does_not_depend_on_neighbours() -> None:
     z = trajectory(4, 1, 18, 50_000, dtype=torch.float32)[0]
     needs = Needs("entropy", "kl")
-    alone, among = (scan(z[:n], torch.arange(n), Memory(2, 9), needs) for n in (9, 18))
+    alone, among = (scan(z[:n], torch.arange(n), Trajectories(2, 9), needs) for n in (9, 18))
     for name in ("entropy", "kl"):
         assert torch.equal(alone[name], among[name][:9])

@@ -10,13 +10,13 @@ import sys
 import pytest
 import torch
 
-from tacg.scan import Memory, scan
-from tacg.types import Contrast, Needs
-from tests.worlds import trajectory
+from tacg.scan import Trajectories
+from tacg.types import EmaContrast, Needs
+from tests.worlds import scan, trajectory
 
 pytest.importorskip("triton")
 
-EVERYTHING = Needs("margin", "entropy", "kl", "reference", "readout", contrast=Contrast(0.7, 0.6))
+EVERYTHING = Needs("margin", "gap", "entropy", "kl", "reference", "readout", contrast=EmaContrast(0.7, 0.6))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -25,7 +25,7 @@ EVERYTHING = Needs("margin", "entropy", "kl", "reference", "readout", contrast=C
 def test_equals_the_reference(dtype: torch.dtype, vocabulary: int, sampled: bool) -> None:
     """Strided rows, a vocabulary that fits no tile, suppressed tokens, positions that come and go."""
     frames = trajectory(3, 4, 6, vocabulary, scale=3.0)
-    memories = {name: Memory(2, 3) for name in ("reference", "triton")}
+    memories = {name: Trajectories(2, 3) for name in ("reference", "triton")}
     generator = torch.Generator().manual_seed(vocabulary)
     for number, frame in enumerate(frames):
         z = torch.full((6, 2 * vocabulary), torch.nan, dtype=dtype)[:, ::2]
@@ -41,7 +41,7 @@ def test_equals_the_reference(dtype: torch.dtype, vocabulary: int, sampled: bool
         assert told["triton"].keys() == told["reference"].keys()
         assert torch.equal(told["triton"]["token"], told["reference"]["token"])
         assert torch.equal(told["triton"]["first"], told["reference"]["first"])
-        for name in ("confidence", "margin", "entropy", "kl", "reference", "readout"):
+        for name in ("confidence", "margin", "gap", "entropy", "kl", "reference", "readout"):
             torch.testing.assert_close(told["triton"][name], told["reference"][name], atol=3e-6, rtol=2e-5)
 
 
@@ -49,10 +49,10 @@ def test_ties_go_to_the_first_token_and_nan_is_seen() -> None:
     from tacg.errors import LogitsError
 
     z = torch.zeros(2, 9000)
-    assert scan(z, torch.arange(2), Memory(1, 2), Needs(), backend="triton")["token"].tolist() == [0, 0]
+    assert scan(z, torch.arange(2), Trajectories(1, 2), Needs(), backend="triton")["token"].tolist() == [0, 0]
     z[1, 8000] = torch.nan
     with pytest.raises(LogitsError, match="position 1 hold nan"):
-        scan(z, torch.arange(2), Memory(1, 2), Needs(), backend="triton")
+        scan(z, torch.arange(2), Trajectories(1, 2), Needs(), backend="triton")
 
 
 COMPILE = """
@@ -64,7 +64,7 @@ from triton.compiler import ASTSource
 from tacg.scan.triton import TILE, WARPS, scan_kernel
 
 def usage(arch, logits, kept):
-    pointers = {"logits": logits, "slots": "i64", "first": "i8", "proposal": "i64", "reference": kept, "gauge": "fp32",
+    pointers = {"logits": logits, "slots": "i64", "first": "i8", "wanted": "i8", "proposal": "i64", "reference": kept, "gauge": "fp32",
                 "previous": kept, "norm": "fp32", "token_out": "i64", "scalars_out": "fp32"}
     signature = {name: "*" + pointers[name] if name in pointers else "fp32" if name in ("w", "beta") else "i32"
                  for name in scan_kernel.arg_names}

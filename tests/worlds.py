@@ -10,12 +10,14 @@ from torch import Tensor
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
 from tacg.models.base import ModelSpec, Span
+from tacg.types import CONTRASTED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tacg.policies import Policy
-    from tacg.types import Output
+    from tacg.scan import Trajectories
+    from tacg.types import Needs, Output
 
 MASK, EOS = 1, 0
 
@@ -62,3 +64,20 @@ class ReactiveDenoiser:
 def decode_one(model: object, prompt: tuple[int, ...], policy: Policy, **settings: object) -> Output:
     """One row through a fresh engine."""
     return Engine(model).generate([Request(prompt, policy, Decode(**settings))])[0]  # type: ignore[arg-type]
+
+
+def scan(
+    logits: Tensor, places: Tensor, trajectories: Trajectories, needs: Needs, proposal: Tensor | None = None,
+    backend: str = "auto",
+) -> dict[str, Tensor]:  # fmt: skip
+    """Measure all `needs` at P places of [R * L] and move their history on by one step: what was found, [P] each."""
+    observed = torch.zeros_like(trajectories.seen)
+    observed.view(-1)[places] = True
+    step = trajectories.scan(logits, needs, observed, places=places, proposal=proposal, backend=backend)
+    step.refuse_unusable()
+    found = {**step.found, "first": step.first}
+    if needs.contrast is not None and not step.fused:
+        everywhere = torch.arange(len(places))
+        found |= {name: step.contrast(everywhere, name) for name in CONTRASTED if name in needs}
+    trajectories.follow(step, observed)
+    return found

@@ -19,29 +19,31 @@ if TYPE_CHECKING:
     from tacg.engine.loop import Engine
     from tacg.engine.request import Decode, Request
     from tacg.errors import LogitsError, TacgError
-    from tacg.gate import GateConfig, GateState, GateStep, commit_step
+    from tacg.gate import GateConfig, GateStep
     from tacg.knobs import knob
     from tacg.llm import LLM, load
+    from tacg.own_loop import GateState, commit_step
     from tacg.policies import Policy, State, get_policy, policy_names, register
-    from tacg.types import Commit, Contrast, Decision, Needs, Output, Signals
+    from tacg.types import Commit, EmaContrast, Decision, Needs, Output, Signals
 
 _HOME = {
     "tacg.engine.events": ("Finished", "Proposal", "Started", "Step"),
     "tacg.engine.loop": ("Engine",),
     "tacg.engine.request": ("Decode", "Request"),
     "tacg.errors": ("LogitsError", "TacgError"),
-    "tacg.gate": ("GateConfig", "GateState", "GateStep", "commit_step"),
+    "tacg.gate": ("GateConfig", "GateStep"),
     "tacg.knobs": ("knob",),
     "tacg.llm": ("LLM", "load"),
+    "tacg.own_loop": ("GateState", "commit_step"),
     "tacg.policies": ("Policy", "State", "get_policy", "policy_names", "register"),
-    "tacg.types": ("Commit", "Contrast", "Decision", "Needs", "Output", "Signals"),
+    "tacg.types": ("Commit", "EmaContrast", "Decision", "Needs", "Output", "Signals"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "LLM",
     "Commit",
-    "Contrast",
+    "EmaContrast",
     "Decision",
     "Decode",
     "Engine",

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tacg.errors import TacgError, unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 BIG = 2**63  # no knob needs more, and integers beyond it do not fit a tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """What one setting is: `kind` is its Python type, `low` and `high` are inclusive."""
+    """What one setting is: `kind` is its Python type, `low` and `high` are inclusive.
+
+    per_row  rows with different values may share a batch: the code that reads it also takes a tensor [R, 1]
+    """
 
     name: str
     kind: type
@@ -28,6 +34,7 @@ class Knob:
     high: float | None = None
     choices: tuple[str, ...] = ()
     optional: bool = False
+    per_row: bool = False
 
     @property
     def type_name(self) -> str:
@@ -82,9 +89,10 @@ def knob(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] = (),
+    per_row: bool = False,
 ) -> Any:
-    """Declare a dataclass field as a knob."""
-    facts = {"meaning": meaning, "symbol": symbol, "low": low, "high": high, "choices": choices}
+    """Declare a dataclass field as a knob (see `Knob`)."""
+    facts = {"meaning": meaning, "symbol": symbol, "low": low, "high": high, "choices": choices, "per_row": per_row}
     return field(default=default, metadata={"knob": facts})
 
 
@@ -131,6 +139,14 @@ class Knobs:
             if theirs:
                 new[field_name] = group.turn(**theirs)
         return dataclasses.replace(self, **new)
+
+    def structure(self) -> Hashable:
+        """What must be equal for two of these to share a batch: everything but the numbers of `per_row` knobs."""
+        mine = tuple(
+            (each.name, value is None if each.per_row else value)
+            for each, value in ((each, getattr(self, each.name)) for each in own_knobs(type(self)))
+        )
+        return type(self), mine, tuple((name, group.structure()) for name, group in self.groups().items())
 
 
 def own_knobs(cls: type[Knobs]) -> tuple[Knob, ...]:

@@ -1,6 +1,6 @@
 """What is handed from room to room: `Needs`, `Signals`, `Decision`, `Commit`, `Output`. All frozen.
 
-Shapes: R rows of a batch, W positions of a row's window (the active block, or the whole answer).
+Shapes: R rows of a batch, L positions of an answer (or of whatever a caller decodes), K alternatives.
 """
 
 from __future__ import annotations
@@ -19,37 +19,81 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 CONTRASTED = ("reference", "readout")
-MEASURED = ("margin", "entropy", "kl", *CONTRASTED, "noise")
+MEASURED = ("margin", "gap", "entropy", "kl", *CONTRASTED, "noise")
+SCOPES = ("block", "open", "answer")
 
 
 @dataclass(frozen=True, slots=True)
-class Contrast:
-    """The temporal contrast a policy asks for: weight `w` and decay `beta` of the EMA reference."""
+class EmaContrast:
+    """A V-sized history that the scan keeps: an EMA of past logits with decay `beta`, held against the present ones.
+
+    `w` is the weight of that contrast in the readout z + w (z - reference).
+    """
 
     w: float
     beta: float
 
 
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """A V-sized history that the scan keeps: credit that a token earns by being the top one (CreditDecoding).
+
+    Each step C <- decay C, then C[top] += p(top)^power; the logits become z + weight log(1 + C) *before* they are read,
+    so this one changes which token is proposed.
+    """
+
+    weight: float
+    decay: float
+    power: float
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Needs:
-    """The signals a policy reads beyond token and confidence: names from `MEASURED`, and the contrast if any."""
+    """What a policy reads beyond token and confidence. A policy that reads nothing else needs nothing.
+
+    names      signals out of `MEASURED`
+    contrast   the EMA of logits behind reference and readout
+    credit     credit that is added to the logits before they are read
+    scope      positions in view: the active block, all open blocks, or every mask of the answer
+    committed  committed positions in view are scanned as well, so that they can be re-masked or edited
+    samples    how many tokens to sample from the posterior of each position, beside the proposal
+    branches   how many alternative canvases the policy may propose for the next step (`Decision.branches`)
+    """
 
     names: frozenset[str]
-    contrast: Contrast | None
+    contrast: EmaContrast | None
+    credit: Credit | None
+    scope: str
+    committed: bool
+    samples: int
+    branches: int
 
-    def __init__(self, *names: str, contrast: Contrast | None = None) -> None:
+    def __init__(
+        self, *names: str, contrast: EmaContrast | None = None, credit: Credit | None = None, scope: str = "block",
+        committed: bool = False, samples: int = 0, branches: int = 0,
+    ) -> None:  # fmt: skip
         for name in names:
             if name not in MEASURED:
                 raise TacgError(f"`needs` must name signals out of {', '.join(MEASURED)}; got {name!r}.")
+        if scope not in SCOPES:
+            raise TacgError(f"`scope` must be one of {', '.join(SCOPES)}; got {scope!r}.")
         if contrast is None and set(CONTRASTED) & set(names):
-            raise TacgError("`needs` of reference or readout must come with contrast=Contrast(w, beta).")
-        object.__setattr__(self, "names", frozenset(names))
-        object.__setattr__(self, "contrast", contrast)
+            raise TacgError("`needs` of reference or readout must come with contrast=EmaContrast(w, beta).")
+        for name, value in (
+            ("names", frozenset(names)), ("contrast", contrast), ("credit", credit), ("scope", scope),
+            ("committed", committed), ("samples", samples), ("branches", branches),
+        ):  # fmt: skip
+            object.__setattr__(self, name, value)
 
     def __or__(self, other: Needs) -> Needs:
-        if self.contrast and other.contrast and self.contrast != other.contrast:
-            raise TacgError(f"Two contrasts in one policy: {self.contrast} and {other.contrast}; keep one gate.")
-        return Needs(*(self.names | other.names), contrast=self.contrast or other.contrast)
+        for mine, theirs in ((self.contrast, other.contrast), (self.credit, other.credit)):
+            if mine and theirs and mine != theirs:
+                raise TacgError(f"Two histories of one kind in one policy: {mine} and {theirs}; keep one of them.")
+        return Needs(
+            *(self.names | other.names), contrast=self.contrast or other.contrast, credit=self.credit or other.credit,
+            scope=max(self.scope, other.scope, key=SCOPES.index), committed=self.committed or other.committed,
+            samples=max(self.samples, other.samples), branches=max(self.branches, other.branches),
+        )  # fmt: skip
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
@@ -59,21 +103,29 @@ class Needs:
 class Signals:
     """All that a policy knows about a step. Values are meaningful where `observed`, elsewhere neutral.
 
-    observed    bool  [R, W]  masked positions that were scanned
-    eligible    bool  [R, W]  those that may be committed now (the active block)
-    first       bool  [R, W]  observed for the first time: no trajectory yet
-    token       int64 [R, W]  the proposal: argmax of the base posterior, or a sample (-1 where not observed)
-    confidence  float [R, W]  its probability under the base posterior
+    observed    bool  [R, L]  positions that were scanned: masks in view, and committed ones if a policy asks for them
+    eligible    bool  [R, L]  those that may be committed now: masks of the open blocks
+    first       bool  [R, L]  observed for the first time: no trajectory yet
+    token       int64 [R, L]  the proposal: argmax of the base posterior, or a sample (-1 where not observed)
+    confidence  float [R, L]  its probability under the base posterior
     step        int64 [R]     steps already taken in this block
     steps       int64 [R]     steps that this block may take
-    measured    the signals that were asked for, by name, float [R, W] each:
+    measured    the signals that were asked for, by name, float [R, L] each:
         margin     probability of the top token minus that of the second
+        gap        logit of the top token minus that of the second
         entropy    of the posterior, in nats
         kl         divergence of the posterior from that of the previous step
         reference  probability of the proposal under the EMA reference, p_ref(x̂)
         readout    probability of the proposal under the contrast readout, q(x̂)
-        noise      uniform in [0, 1), drawn from the row's own generator
-    later       measures reference and readout where somebody asks: see `known`
+        noise      uniform in [0, 1), a function of the row's seed, step and position
+    samples     int64 [R, L, K]  sampled tokens, with `draws` float [R, L, K], uniform numbers that belong to them
+    measure     measures reference and readout where somebody asks: see `with_contrast`
+
+    Beyond the active block, for policies that ask:
+    masked      bool  [R, L]  not committed yet
+    written     int64 [R, L]  what the canvas holds; the mask id where `masked`
+    grid        int64 [R, L]  the number of the block in which a position lies; `current` int64 [R]: the active one
+    length      int64 [R]     positions of the answer
     """
 
     observed: Tensor
@@ -84,67 +136,124 @@ class Signals:
     step: Tensor
     steps: Tensor
     measured: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
-    later: Callable[[Tensor, str], Tensor] | None = None
+    measure: Callable[[Tensor, str], Tensor] | None = None
+    samples: Tensor | None = None
+    draws: Tensor | None = None
+    masked: Tensor | None = None
+    written: Tensor | None = None
+    grid: Tensor | None = None
+    current: Tensor | None = None
+    length: Tensor | None = None
 
     def __getattr__(self, name: str) -> Tensor:
         if name not in MEASURED:
             raise AttributeError(name)
         if name in self.measured:
             return self.measured[name]
-        if name in CONTRASTED and self.later is not None:
-            return self.later(self.observed, name)
+        if name in CONTRASTED and self.measure is not None:
+            return self.measure(self.observed, name)
         raise TacgError(f"The signal `{name}` was not measured: name it in the policy's `needs`.")
 
-    def known(self, where: Tensor, *names: str) -> Signals:
-        """These signals with reference and readout, or those named, measured where `where`, bool [R, W]; 0 elsewhere.
+    def with_contrast(self, where: Tensor, *names: str) -> Signals:
+        """These signals with reference and readout, or those named, measured where `where`, bool [R, L]; 0 elsewhere.
 
-        They cost far more than the others, and few positions need them. Signals that know them everywhere stay so.
+        They cost far more than the others, and few positions need them. Signals that have them everywhere stay so.
         """
-        if self.later is None:
+        if self.measure is None:
             return self
-        return replace(self, measured={**self.measured, **{n: self.later(where, n) for n in names or CONTRASTED}})
+        return replace(self, measured={**self.measured, **{n: self.measure(where, n) for n in names or CONTRASTED}})
 
-    def owed(self) -> Tensor:
+    @property
+    def block(self) -> Tensor:
+        """int64 [R, L]: blocks from the active one (0) to that of each position; those behind it are negative."""
+        assert self.grid is not None
+        assert self.current is not None
+        return self.grid - self.current[:, None]
+
+    @property
+    def left(self) -> Tensor:
+        """int64 [R]: masks left in the whole answer."""
+        return (self.eligible if self.masked is None else self.masked).sum(dim=1)
+
+    def quota(self) -> Tensor:
         """int64 [R]: how many positions to commit now so that the block ends within its steps without a rush.
 
-        The even share of what is left, larger shares first: n0 masks over S steps give n0 // S a step and one more
-        in the first n0 mod S steps, which is LLaDA's schedule. With as many steps as positions it is at most 1.
+        The even share of what is left, larger shares first: n0 masks over S steps give n0 // S per step and one more
+        in the first n0 mod S steps, which is LLaDA's schedule. With as many steps as positions it is at most 1, and
+        in the last step it is everything.
         """
-        left = self.eligible.sum(dim=1)
-        turns = (self.steps - self.step).clamp(min=1)
-        return (left + turns - 1).div(turns, rounding_mode="floor")
+        remaining = (self.steps - self.step).clamp(min=1)
+        return -(-self.eligible.sum(dim=1) // remaining)
 
 
 class Reason(enum.IntEnum):
-    """Why a position was committed."""
+    """Why a position was written."""
 
     NONE = 0
     BASE = 1
     EXTRA = 2
     FALLBACK = 3
+    FINISH = 4
+    BRANCH = 5
+    EDIT = 6
+    REMASK = 7
+
+
+REASONS = tuple(reason.name.lower() for reason in Reason)
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """Alternative next canvases of each row: K of them are forwarded, one goes on (`Policy.choose`).
+
+    commit  bool  [R, K, L]  what each branch writes beyond what this step commits
+    tokens  int64 [R, K, L]  with which tokens
+    count   int64 [R]        how many of the K are forwarded: 0 for a row without branches in this step
+    """
+
+    commit: Tensor
+    tokens: Tensor
+    count: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What a policy wants: its accepted set, the promotions beyond it, and its order for everything else.
 
-    base   bool  [R, W]  accepted by the policy's own rule
-    rank   float [R, W]  larger is readier; used when a row must commit more than the policy accepted
-    extra  bool  [R, W]  promoted beyond the base set (None: nothing)
-    pace   int64 [R]     commits that this step should reach if need be by rank (None: `Signals.owed`)
-    notes  float [R, W] values worth showing in a trace, by name: streak, support, …
+    base      bool  [R, L]  accepted by the policy's own rule
+    rank      float [R, L]  larger is readier; used when a row must commit more than the policy accepted
+    extra     bool  [R, L]  promoted beyond the base set (None: nothing)
+    quota     int64 [R]     commits that this step should reach, if need be by rank (None: `Signals.quota`)
+    notes     float [R, L] values worth showing in a trace, by name: streak, support, …
+
+    Policies that do more than fill masks of one block:
+    remask    bool  [R, L]  committed positions of open blocks that become masks again; fewer than are committed
+    edit      bool  [R, L]  committed positions of open blocks that get `signals.token` instead
+    open      int64 [R]     how many blocks are open in the next step, counted from the active one (None: 1)
+    stay      bool  [R]     the active block is full but not done yet; heeded in steps that edit something
+    finish    bool  [R]     write every remaining mask with its proposal, and end
+    branches  alternatives for the next step
     """
 
     base: Tensor
     rank: Tensor
     extra: Tensor | None = None
-    pace: Tensor | None = None
+    quota: Tensor | None = None
     notes: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
+    remask: Tensor | None = None
+    edit: Tensor | None = None
+    open: Tensor | None = None
+    stay: Tensor | None = None
+    finish: Tensor | None = None
+    branches: Branches | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One token leaving the masked state. `position` counts from the first generated position, `step` from 1."""
+    """One position being written. `position` counts from the first generated position, `step` from 1.
+
+    A re-masked position is told as a commit of the mask's id with the reason "remask".
+    """
 
     position: int
     token: int
@@ -157,9 +266,11 @@ class Commit:
 class Output:
     """A decoded answer.
 
-    tokens   the generated ids: all `gen_length` of them, or up to and with the first EOS under early stopping
-    commits  every commit in the order it happened
-    error    why it ended early, with finish_reason "error"; else empty
+    tokens     the generated ids: all `gen_length` of them, or up to and with the first EOS under early stopping
+    forwards   how often the model was called for this row; each branch of a step counts
+    positions  how many positions these forwards computed
+    commits    every commit in the order it happened
+    error      why it ended early, with finish_reason "error"; else empty
     """
 
     text: str
@@ -171,6 +282,7 @@ class Output:
     policy: str
     commits: tuple[Commit, ...]
     error: str = ""
+    positions: int = 0
 
     @property
     def tpf(self) -> float:
@@ -179,17 +291,12 @@ class Output:
 
 
 def top(score: Tensor, among: Tensor, k: Tensor | int) -> Tensor:
-    """The `k` best of each row: bool [R, W], a subset of `among`. Ties go to the lowest position.
+    """The `k` best of each row: bool [R, L], a subset of `among`. Ties go to the lowest position.
 
-    score float [R, W], among bool [R, W], k an int or int64 [R].
+    score float [R, L], among bool [R, L], k an int or int64 [R].
     """
-    limit = k[:, None] if isinstance(k, Tensor) else k
-    if not bool((among.sum(dim=1, keepdim=True) > limit).any()):
-        return among  # everybody is
-    if not bool((torch.as_tensor(limit) > 0).any()):
-        return torch.zeros_like(among)
-    score = score.clamp(min=torch.finfo(score.dtype).min)  # -inf is what the others get
-    order = score.masked_fill(~among, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-    width = torch.arange(score.shape[1], device=score.device)
-    chosen = torch.zeros_like(among).scatter_(1, order, (width < limit).expand_as(among))
-    return chosen & among
+    score = torch.where(among, score.clamp(min=torch.finfo(score.dtype).min), -torch.inf)
+    order = score.sort(dim=1, descending=True, stable=True).indices
+    places = torch.arange(score.shape[1], device=score.device).expand_as(order)
+    rank = torch.empty_like(order).scatter_(1, order, places)
+    return among & (rank < (k[:, None] if isinstance(k, Tensor) else k))

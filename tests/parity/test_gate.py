@@ -212,7 +212,7 @@ def run_trajectory(seed: tuple[int, int], dtype: torch.dtype, tally: Counter[str
         else:
             base_gate, base_ready = (lambda s, rule=rule, to=signals: (to.append(s), rule(s))[1]), rule
 
-        ours = commit_step(logits, torch.from_numpy(mask.copy()), base_gate, state, config)
+        ours = commit_step(logits, torch.from_numpy(mask.copy()), base_gate, state, config, everywhere=True)
         paper = oracle.step(before, mask, base_ready)
 
         context = f"{seed=} {dtype=} step={t} {layout=} shape={(batch, length, vocab)} {rule=} {config=}"
@@ -298,7 +298,7 @@ def test_worked_by_hand(support: str) -> None:
     mask = torch.tensor([[True]])
     for t, odds in enumerate([LN3, 2 * LN3, 2 * LN3]):
         logits = torch.tensor([[[0.0, odds]]], dtype=torch.float64)
-        ours = commit_step(logits, mask, mask, state, config)
+        ours = commit_step(logits, mask, mask, state, config, everywhere=True)
         paper = oracle.step(logits.numpy(), mask.numpy(), mask.numpy())
         for side in ({name: getattr(ours, name).numpy() for name in (*DECISIONS, *EXACT, *VALUES)}, paper):
             assert side["tokens"].item() == 1
@@ -333,7 +333,7 @@ def test_thresholds_count_as_reached(
     logits = torch.zeros(1, 1, 2, dtype=dtype)
     mask = torch.tensor([[True]])
     for ready in (torch.tensor([[True]]), torch.tensor([[False]])):
-        ours = commit_step(logits, mask, ready, GateState(), config)
+        ours = commit_step(logits, mask, ready, GateState(), config, everywhere=True)
         paper = PaperGate(config).step(logits.double().numpy(), mask.numpy(), ready.numpy())
         expected = (base and ready.item(), extra and not (base and ready.item()))
         assert (ours.base.item(), ours.extra.item()) == expected
@@ -350,7 +350,7 @@ def test_ties_go_to_the_lowest(dtype: torch.dtype) -> None:
     mask[1, [0, 2]] = False
     state, oracle = GateState(), PaperGate(config)
     for _ in range(2):
-        ours = commit_step(logits, mask, torch.zeros_like(mask), state, config)
+        ours = commit_step(logits, mask, torch.zeros_like(mask), state, config, everywhere=True)
         paper = oracle.step(logits.double().numpy(), mask.numpy(), np.zeros(mask.shape, dtype=bool))
         assert (ours.tokens[mask] == 1).all()
         assert ours.extra.nonzero().tolist() == [[0, 0], [0, 1], [0, 2], [1, 1], [1, 3], [1, 4]]

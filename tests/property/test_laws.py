@@ -14,12 +14,13 @@ from tacg import GateConfig, GateState, commit_step
 from tacg.engine.events import Finished
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
-from tacg.gate import most_support, temporal_support
+from tacg.gate import temporal_support
+from tacg.lazy import most_support
 from tacg.knobs import Knob, Knobs
 from tacg.policies import get_policy, policy_names
-from tacg.scan import Memory, scan
-from tacg.types import Contrast, Needs, Signals
-from tests.worlds import ReactiveDenoiser, decode_one, trajectory
+from tacg.scan import Trajectories
+from tacg.types import EmaContrast, Needs, Signals
+from tests.worlds import ReactiveDenoiser, decode_one, scan, trajectory
 
 NAMES = ["schedule", "confidence", "klass", "tacg", "tacg+klass", "tacg+schedule"]
 seeds = st.integers(0, 2**31)
@@ -39,7 +40,7 @@ gates = st.builds(
     preserve_margin=st.none() | shares,
     k_ratio=st.none() | st.floats(0, 3),
     rejoin=st.booleans(),
-    peak=st.none() | shares,
+    max_support=st.none() | shares,
 )
 decodes = st.builds(
     Decode,
@@ -66,7 +67,7 @@ def play(logits: torch.Tensor, config: GateConfig, threshold: float = 0.5) -> li
     state, mask = GateState(), torch.ones(logits.shape[1:3], dtype=torch.bool)
     steps = []
     for frame in logits:
-        step = commit_step(frame, mask, lambda signals: signals.confidence >= threshold, state, config)
+        step = commit_step(frame, mask, lambda signals: signals.confidence >= threshold, state, config, everywhere=True)
         steps.append(step)
         mask = mask & ~step.commit
     return steps
@@ -109,7 +110,7 @@ def test_law_4_a_first_observation_is_neutral(seed: int, config: GateConfig, lat
         fresh = mask.clone() if number == 0 else torch.zeros_like(mask)
         if number == later:
             mask, fresh = torch.ones_like(mask), ~mask
-        step = commit_step(frame, mask, torch.zeros_like(mask), state, config)
+        step = commit_step(frame, mask, torch.zeros_like(mask), state, config, everywhere=True)
         assert float(step.support[fresh].abs().sum()) < 1e-12
         assert bool((step.streak[fresh] == 1).all())
 
@@ -129,8 +130,8 @@ def test_law_6_log_odds_of_the_readout(seed: int, w: float, beta: float) -> None
     """log q(a)/q(b) = log p(a)/p(b) + w [log p(a)/p(b) - log p_ref(a)/p_ref(b)], read off the scan itself."""
     logits = trajectory(seed, 4, 3, 8, scale=1.5)
     slots = torch.arange(3)
-    needs = Needs("reference", "readout", contrast=Contrast(w, beta))
-    memories = {token: Memory(1, 3) for token in (2, 5)}
+    needs = Needs("reference", "readout", contrast=EmaContrast(w, beta))
+    memories = {token: Trajectories(1, 3) for token in (2, 5)}
     for frame in logits:
         found = {
             token: scan(frame, slots, memory, needs, proposal=torch.full((3,), token))
@@ -142,8 +143,8 @@ def test_law_6_log_odds_of_the_readout(seed: int, w: float, beta: float) -> None
 
 @given(seeds, st.floats(0, 4), shares, st.sampled_from([torch.float32, torch.float64]))
 def test_support_is_never_more_than_the_reference_allows(seed: int, w: float, beta: float, dtype: torch.dtype) -> None:
-    slots, needs = torch.arange(6), Needs("reference", "readout", contrast=Contrast(w, beta))
-    memory, config = Memory(1, 6), GateConfig(w=w, beta=beta)
+    slots, needs = torch.arange(6), Needs("reference", "readout", contrast=EmaContrast(w, beta))
+    memory, config = Trajectories(1, 6), GateConfig(w=w, beta=beta)
     for frame in trajectory(seed, 4, 6, 9, scale=2.5, dtype=dtype):
         found = {name: values[None] for name, values in scan(frame, slots, memory, needs).items()}
         kept = {name: found[name] for name in ("reference", "readout")}

@@ -15,7 +15,8 @@ from tacg.bench.scan import Steps
 from tacg.bench.timing import race
 from tacg.experiments.evaluate import surroundings
 from tacg.experiments.show import Table
-from tacg.gate import GateConfig, GateState, commit_step
+from tacg.gate import GateConfig
+from tacg.own_loop import GateState, commit_step
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,8 +40,8 @@ def measure(*, quick: bool = False, rounds: int = 15) -> Iterator[Row]:
         mask = torch.zeros(1, prompt + BLOCK, dtype=torch.bool)
         mask[0, prompt : prompt + masked] = True
         runners["floor", prompt, masked] = _floor(logits[0, prompt : prompt + masked])
-        runners["lazy", prompt, masked] = _gate(logits, mask, lazy=True)
-        runners["eager", prompt, masked] = _gate(logits, mask, lazy=False)
+        runners["lazy", prompt, masked] = _gate(logits, mask, everywhere=False)
+        runners["eager", prompt, masked] = _gate(logits, mask, everywhere=True)
     times = race(runners, 3 if quick else rounds)
     for (name, prompt, masked), (low, middle, high) in times.items():
         yield {
@@ -56,10 +57,10 @@ def _floor(logits: Tensor) -> Callable[[], object]:
     return lambda: (torch.logsumexp(logits, dim=1), reference.lerp_(logits, 0.05))
 
 
-def _gate(logits: Tensor, mask: Tensor, *, lazy: bool) -> Callable[[], object]:
+def _gate(logits: Tensor, mask: Tensor, *, everywhere: bool) -> Callable[[], object]:
     state, config = GateState(), GateConfig(tau_floor=0.3, m_base=9, k_extra=2)
     base = torch.zeros_like(mask)
-    return lambda: commit_step(logits, mask, base, state, config, lazy=lazy)
+    return lambda: commit_step(logits, mask, base, state, config, everywhere=everywhere)
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:

@@ -45,7 +45,7 @@ class Cache:
 
 def resolve_mode(mode: str, observe: str, spec: ModelSpec) -> str:
     """The cache mode that a model and a decode allow; `auto` is the exact one: `block` or `none`."""
-    causal = spec.block is not None
+    causal = spec.causal_block is not None
     if mode == "auto":
         mode = "block" if causal else "none"
     if causal and mode in ("prefix", "dual"):
@@ -70,12 +70,12 @@ def window(
     first        whether this is the block's first step
     settled      up to here the cache holds what will never change (block-causal models)
     """
-    if spec.block is not None:
-        edge = block_edge(stop, spec.block)
+    if spec.causal_block is not None:
+        edge = block_edge(stop, spec.causal_block)
         return (0 if mode == "none" else settled), edge, edge
     if mode == "none" or first:
         return 0, length, length
-    left = max(0, start - spec.lookback)
+    left = max(0, start - spec.logit_shift)
     return (left, length, length) if mode == "prefix" else (left, stop, length)
 
 

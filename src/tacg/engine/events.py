@@ -7,8 +7,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from tacg.engine.batch import StepResult
+    from tacg.engine.row import Row
     from tacg.types import Commit, Output
 
 
@@ -38,6 +40,7 @@ class Step:
     canvas     generated ids so far; positions still masked hold the mask id
     committed  what this step wrote, lowest position first
     proposals  every position observed in this step (committed ones too), as it was before the commit
+    settled    so many positions from the left will not change any more
     """
 
     row: int
@@ -46,6 +49,7 @@ class Step:
     canvas: tuple[int, ...]
     committed: tuple[Commit, ...]
     proposals: tuple[Proposal, ...]
+    settled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +61,32 @@ class Finished:
 
 
 Event = Started | Step | Finished
+
+
+def step_events(rows: Sequence[Row], result: StepResult, told: Mapping[int, bool]) -> list[Event]:
+    """One `Step` for each row that is named in `told`, with its proposals where that is true."""
+    chosen = [row for row in rows if row.number in told and row.slot not in result.failed]
+    proposals = _proposals(result, [row.slot for row in chosen if told[row.number]])
+    return [
+        Step(
+            row.number, row.steps, result.blocks[row.slot], tuple(row.answer),
+            tuple(result.written.get(row.slot, ())), proposals.get(row.slot, ()), row.settled,
+        )
+        for row in chosen
+    ]  # fmt: skip
+
+
+def _proposals(result: StepResult, slots: Sequence[int]) -> dict[int, tuple[Proposal, ...]]:
+    """What was proposed in these slots, with everything measured there."""
+    signals = result.signals
+    shown = {**signals.measured, **result.decision.notes} if slots else {}
+    boards = {name: board[slots].tolist() for name, board in shown.items()}
+    found = {}
+    for number, slot in enumerate(slots):
+        places = signals.observed[slot].nonzero().squeeze(1).tolist()
+        token, sure = signals.token[slot].tolist(), signals.confidence[slot].tolist()
+        found[slot] = tuple(
+            Proposal(at, token[at], sure[at], {name: float(board[number][at]) for name, board in boards.items()})
+            for at in places
+        )
+    return found

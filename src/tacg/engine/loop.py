@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from tacg.engine.events import Event, Finished, Started
-from tacg.engine.lane import Lane, Row, lane_key
+from tacg.engine.batch import Batch, batch_key
+from tacg.engine.events import Event, Finished, Started, step_events
+from tacg.engine.row import Row
 from tacg.errors import LogitsError, TacgError
-from tacg.scan import Hidden, Look
-from tacg.types import Output
+from tacg.scan import Hidden
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Hashable, Iterable, Iterator, Mapping
 
     from torch import Tensor
 
-    from tacg.engine.request import Decode, Request
-    from tacg.models.base import Denoiser, Span
-    from tacg.policies import Policy
+    from tacg.engine.request import Request
+    from tacg.models.base import Denoiser
+    from tacg.types import Output
 
 
 class Engine:
@@ -37,16 +37,15 @@ class Engine:
         self.max_rows = max_rows
         self._numbers = itertools.count()
         self._waiting: deque[Row] = deque()
-        self._lanes: dict[tuple[Policy, Decode, int], Lane] = {}
+        self._batches: dict[Hashable, Batch] = {}
         self._cancelled: set[int] = set()
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns the row's number."""
         self.check(request)
-        device = self.model.device
-        prompt = torch.tensor(request.prompt, device=device)
-        generator = torch.Generator(device=device).manual_seed(request.decode.seed)
-        self._waiting.append(row := Row(next(self._numbers), request, prompt, generator))
+        spec = self.model.spec
+        answer = list(request.canvas) or [spec.mask_id] * request.decode.gen_length
+        self._waiting.append(row := Row(next(self._numbers), request, answer, request.blocks(spec)))
         return row.number
 
     def cancel(self, row: int) -> None:
@@ -56,7 +55,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether any row is waiting or under way."""
-        return bool(self._waiting) or any(lane.live() for lane in self._lanes.values())
+        return bool(self._waiting) or any(batch.live() for batch in self._batches.values())
 
     @torch.no_grad()
     def step(self, *, detail: bool | Mapping[int, bool] = True) -> list[Event]:
@@ -67,24 +66,20 @@ class Engine:
         A row whose logits are unusable ends alone, with finish_reason "error"; the others do not notice.
         """
         events = self._drop_cancelled() + self._admit()
-        views = [(lane, *lane.window()) for lane in self._lanes.values()]
-        if not views:
-            return events
-        for lane, columns, observed, eligible, logits, hidden in self._forward(views):
-            proposal, noise = lane.draw(logits, observed)
-            look = lane.look(logits, hidden, observed, proposal)
-            if bool(look.unusable.any()):
-                events += self._fail(lane, columns, look)
-                scanned = observed
-                columns, observed, eligible = lane.window()
-                look.only(observed[scanned])
-            told = _told(lane, detail)
-            signals, decision = lane.decide(look, observed, eligible, noise, True in told.values())
-            lane.commit(columns, look, signals, decision)
-            if told:
-                events += lane.step_events(columns, signals, decision, told)
-            events += [Finished(row.number, lane.leave(row)) for row in lane.advance()]
-        self._lanes = {key: lane for key, lane in self._lanes.items() if lane.live()}
+        batches = list(self._batches.values())
+        for batch, (logits, hidden) in zip(batches, self._forward(batches), strict=True):
+            rows = batch.live()
+            told = _told(rows, detail)
+            result = batch.step(logits, hidden, eager=True in told.values())
+            events += step_events(rows, result, told)
+            for row in rows:
+                if row.slot in result.failed:
+                    place = result.failed[row.slot]
+                    error = f"Unusable logits (NaN, +inf or only -inf) at row {row.number}, position {place}."
+                    events.append(Finished(row.number, batch.leave(row, "error", error)))
+                elif row.done:
+                    events.append(Finished(row.number, batch.leave(row)))
+        self._drop_empty()
         return events
 
     def stream(self, requests: Iterable[Request], *, detail: bool = True) -> Iterator[Event]:
@@ -128,14 +123,14 @@ class Engine:
     def _admit(self) -> list[Event]:
         """Let waiting rows in as long as there is room."""
         events: list[Event] = []
-        room = self.max_rows - sum(len(lane.live()) for lane in self._lanes.values())
+        room = self.max_rows - sum(len(batch.live()) for batch in self._batches.values())
         while self._waiting and room > 0:
             row = self._waiting.popleft()
-            key = lane_key(row.request, self.model.spec)
-            if key not in self._lanes:
-                self._lanes[key] = Lane(*key, self.model.spec, self.model.device, self.max_rows)
-            self._lanes[key].join(row)
-            events.append(Started(row.number, row.request.prompt, row.request.decode.gen_length))
+            key = batch_key(row.request)
+            if key not in self._batches:
+                self._batches[key] = Batch(row.request, self.model.spec, self.model.device, self.max_rows)
+            self._batches[key].join(row)
+            events.append(Started(row.number, row.request.prompt, len(row.answer)))
             room -= 1
         return events
 
@@ -143,70 +138,53 @@ class Engine:
         events: list[Event] = []
         if not self._cancelled:
             return events
+        spec = self.model.spec
         for row in [row for row in self._waiting if row.number in self._cancelled]:
             self._waiting.remove(row)
-            policy, prompt = row.request.policy.label, len(row.request.prompt)
-            events.append(Finished(row.number, Output("", (), prompt, 0, 0, "cancelled", policy, ())))
-        for lane in self._lanes.values():
-            for row in lane.live():
+            events.append(Finished(row.number, row.output(spec.mask_id, spec.eos_ids, "cancelled")))
+        for batch in self._batches.values():
+            for row in batch.live():
                 if row.number in self._cancelled:
-                    events.append(Finished(row.number, lane.leave(row, "cancelled")))
-        self._lanes = {key: lane for key, lane in self._lanes.items() if lane.live()}
+                    events.append(Finished(row.number, batch.leave(row, "cancelled")))
+        self._drop_empty()
         self._cancelled.clear()
         return events
 
-    def _fail(self, lane: Lane, columns: Tensor, look: Look) -> list[Event]:
-        """End the rows that have unusable logits."""
-        events: list[Event] = []
-        for slot in look.slots[look.unusable].tolist():
-            row, offset = lane.rows[slot // lane.width], slot % lane.width
-            if row is not None:
-                place = int(columns[row.slot, offset])
-                told = f"Unusable logits (NaN, +inf or only -inf) at row {row.number}, position {place}."
-                events.append(Finished(row.number, lane.leave(row, "error", told)))
-        return events
+    def _drop_empty(self) -> None:
+        self._batches = {key: batch for key, batch in self._batches.items() if batch.live()}
 
-    def _forward(
-        self, views: list[tuple[Lane, Tensor, Tensor, Tensor]]
-    ) -> list[tuple[Lane, Tensor, Tensor, Tensor, Tensor, Hidden | None]]:
-        """Call the model once for all rows of all lanes; logits only where they will be scanned. The only place
+    def _forward(self, batches: list[Batch]) -> list[tuple[Tensor, Hidden | None]]:
+        """Call the model once for all rows of all batches; logits only where they will be scanned. The only place
         that calls the model, and so the only place that counts forwards."""
-        pieces: list[Tensor] = []
-        spans: list[Span] = []
-        select: list[Tensor] = []
-        total = 0
-        for lane, columns, observed, _ in views:
-            shift = [0] * len(lane.rows)
-            for row in lane.live():
-                span = lane.span(row)
-                pieces.append(lane.tokens(row, span))
-                shift[row.slot] = total + len(row.prompt) - span.start
-                spans.append(span)
-                total += len(span)
-            slot, offset = observed.nonzero(as_tuple=True)
-            select.append(columns[slot, offset] + torch.tensor(shift, device=slot.device)[slot])
-        tokens, chosen = torch.cat(pieces), torch.cat(select)
-        sizes, model = [len(part) for part in select], cast("Any", self.model)
-        parts: list[Hidden | None] = [None] * len(views)
-        if any(lane.decode.memory == "hidden" for lane, *_ in views):
-            states = model.hidden(tokens, spans, chosen)
-            logits = model.head(states)
-            shares = zip(views, torch.split(states, sizes), strict=True)
-            parts = [Hidden(part, model.head, lane.hidden_ids) for (lane, *_), part in shares]
+        if not batches:
+            return []
+        inputs = [batch.forward_input() for batch in batches]
+        spans = [span for _, part, _ in inputs for span in part]
+        if len(inputs) == 1:
+            tokens, _, select = inputs[0]
         else:
-            logits = model(tokens, spans, chosen)
-        for lane, *_ in views:
-            for row in lane.live():
-                lane.computed(row)
-        made = zip(views, torch.split(logits, sizes), parts, strict=True)
-        return [(*view, mine, hidden) for view, mine, hidden in made]
+            starts = itertools.accumulate((len(part) for part, _, _ in inputs), initial=0)
+            tokens = torch.cat([part for part, _, _ in inputs])
+            select = torch.cat([where + start for start, (_, _, where) in zip(starts, inputs, strict=False)])
+        sizes, model = [len(where) for _, _, where in inputs], cast("Any", self.model)
+        hidden: list[Hidden | None] = [None] * len(batches)
+        if any(batch.decode.memory == "hidden" for batch in batches):
+            states = model.hidden(tokens, spans, select)
+            logits = model.head(states)
+            parts = zip(batches, torch.split(states, sizes), strict=True)
+            hidden = [Hidden(part, model.head, batch.suppressed) for batch, part in parts]
+        else:
+            logits = model(tokens, spans, select)
+        for batch in batches:
+            batch.computed()
+        return list(zip(torch.split(logits, sizes), hidden, strict=True))
 
 
-def _told(lane: Lane, detail: bool | Mapping[int, bool]) -> dict[int, bool]:
-    """The rows of a lane whose steps are told, each with whether its proposals are."""
+def _told(rows: list[Row], detail: bool | Mapping[int, bool]) -> dict[int, bool]:
+    """The rows whose steps are told, each with whether its proposals are."""
     if detail is False:
         return {}
-    numbers = [row.number for row in lane.live()]
+    numbers = [row.number for row in rows]
     return dict.fromkeys(numbers, True) if detail is True else {n: detail[n] for n in numbers if n in detail}
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from tacg.cache import MODES, resolve_mode
 from tacg.errors import TacgError, unknown
 from tacg.knobs import Knobs, knob
 from tacg.policies import Policy, find_preset, get_policy
-from tacg.scan.look import BACKENDS
+from tacg.scan.step_scan import BACKENDS
 from tacg.scan.memory import KINDS
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
     from tacg.models.base import ModelSpec
 
 
@@ -24,8 +26,8 @@ class Decode(Knobs):
     gen_length: int = knob(128, "positions to generate", low=1)
     block_length: int = knob(32, "positions of a block, decoded left to right (>= gen_length: no blocks)", low=1)
     steps: int | None = knob(None, "denoising steps at most, over all blocks (none: one per position)", low=1)
-    temperature: float = knob(0.0, "0 proposes the argmax, above it Gumbel samples", symbol="T", low=0)
-    seed: int = knob(0, "of the row's own random numbers", low=0)
+    temperature: float = knob(0.0, "0: most probable token; above 0: random sampling", symbol="T", low=0)
+    seed: int = knob(0, "random seed of this answer", low=0)
     early_stop: bool = knob(True, "end once everything up to the first EOS is committed (the paper: off)")
     observe: str = knob(
         "block",
@@ -45,56 +47,77 @@ class Decode(Knobs):
         if not all(type(each) is int for each in ids):
             raise TacgError(f"`suppress` must be token ids, got {self.suppress!r}.")
         object.__setattr__(self, "suppress", tuple(ids))
-        blocks = -(-self.gen_length // self.block_length)
-        if self.steps is not None and blocks > self.steps:
-            raise TacgError(f"`steps` must be at least the number of blocks, {blocks}, got {self.steps}.")
 
-    def blocks(self, offset: int = 0) -> tuple[tuple[int, int, int], ...]:
-        """(start, stop, steps) of each block. Steps are shared out by length, as evenly as whole numbers allow.
+    def blocks(self, offset: int = 0, holes: Sequence[bool] | None = None) -> tuple[tuple[int, int, int], ...]:
+        """(start, stop, steps) of each block. Steps are shared out by masks, as evenly as whole numbers allow.
 
         offset  positions of the first block that the prompt takes (block-causal models, whose blocks lie on a grid)
+        holes   which positions are masks at first (None: all); a block without any takes no steps
         """
-        total = self.gen_length if self.steps is None else self.steps
         edges = [0, *range(self.block_length - offset, self.gen_length, self.block_length), self.gen_length]
-        spent = [total * edge // self.gen_length for edge in edges]
+        masks = [0, *accumulate(holes or [True] * self.gen_length)]
+        total = masks[-1] if self.steps is None else self.steps
+        spent = [total * masks[edge] // masks[-1] for edge in edges]
         steps = [after - before for before, after in pairwise(spent)]
-        while min(steps) < 1 < max(steps):  # a short block needs a step, too
-            steps[steps.index(max(steps))] -= 1
-            steps[steps.index(min(steps))] += 1
+        filled = [masks[stop] > masks[start] for start, stop in pairwise(edges)]
+        while min(own for own, some in zip(steps, filled, strict=True) if some) < 1 < max(steps):
+            steps[steps.index(max(steps))] -= 1  # a short block needs a step, too
+            steps[min((own, at) for at, (own, some) in enumerate(zip(steps, filled, strict=True)) if some)[1]] += 1
         return tuple((start, stop, each) for (start, stop), each in zip(pairwise(edges), steps, strict=True))
+
+    def structure(self) -> Hashable:
+        """What rows must have in common to share a batch; lengths, steps, temperature and seed may differ."""
+        return self.temperature > 0, self.early_stop, self.observe, self.cache, self.memory, self.scan, self.suppress
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One row to decode."""
+    """One row to decode.
+
+    canvas  what follows the prompt: ids, and the mask id where a hole is to be filled. Empty: `gen_length` masks.
+            Ids that are given are never written
+    """
 
     prompt: tuple[int, ...]
     policy: Policy
     decode: Decode
+    canvas: tuple[int, ...] = ()
+
+    def holes(self, mask_id: int) -> list[bool]:
+        """Which of the `gen_length` positions are to be filled."""
+        return [token == mask_id for token in self.canvas] or [True] * self.decode.gen_length
+
+    def blocks(self, spec: ModelSpec) -> tuple[tuple[int, int, int], ...]:
+        """(start, stop, steps) of each block."""
+        grid = spec.causal_block
+        return self.decode.blocks(len(self.prompt) % grid if grid else 0, self.holes(spec.mask_id))
 
     def check(self, spec: ModelSpec) -> None:
         """Raise if this model cannot serve the request."""
         length = len(self.prompt) + self.decode.gen_length
         resolve_mode(self.decode.cache, self.decode.observe, spec)
-        if spec.block is not None and self.decode.block_length != spec.block:
+        if spec.causal_block is not None and self.decode.block_length != spec.causal_block:
             raise TacgError(
-                f"`block_length` must be {spec.block}, as {spec.name!r} sees by blocks of that; "
+                f"`block_length` must be {spec.causal_block}, as {spec.name!r} sees by blocks of that; "
                 f"got {self.decode.block_length}."
             )
-        if not self.prompt:
+        if not self.prompt and not self.canvas:
             raise TacgError("The prompt is empty; give at least one token.")
         if length > spec.max_length:
             raise TacgError(
                 f"Prompt and answer must fit {spec.max_length} positions of {spec.name!r}, got {len(self.prompt)} + "
                 f"{self.decode.gen_length} = {length}; shorten the prompt or `gen_length`."
             )
-        blocks = 0 if spec.block is None else len(self.decode.blocks(len(self.prompt) % spec.block))
-        if self.decode.steps is not None and blocks > self.decode.steps:
+        if self.canvas and (len(self.canvas) != self.decode.gen_length or spec.mask_id not in self.canvas):
             raise TacgError(
-                f"`steps` must be at least the number of blocks, {blocks} after a prompt of {len(self.prompt)} tokens, "
-                f"got {self.decode.steps}."
+                f"A canvas must have `gen_length` positions, {self.decode.gen_length}, and a mask among them; got "
+                f"{len(self.canvas)} positions, {self.canvas.count(spec.mask_id)} of them masks."
             )
-        for what, ids in (("prompt", self.prompt), ("suppress", self.decode.suppress)):
+        holes = self.holes(spec.mask_id)
+        blocks = sum(any(holes[start:stop]) for start, stop, _ in self.blocks(spec))
+        if self.decode.steps is not None and blocks > self.decode.steps:
+            raise TacgError(f"`steps` must be at least the number of blocks, {blocks}, got {self.decode.steps}.")
+        for what, ids in (("prompt", self.prompt), ("canvas", self.canvas), ("suppress", self.decode.suppress)):
             wrong = [each for each in ids if not 0 <= each < spec.vocab_size]
             if wrong:
                 raise TacgError(f"`{what}` must hold ids in [0, {spec.vocab_size}), got {wrong[0]}.")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def monte_carlo(llm: LLM, context: list[int], answer: list[int], samples: int = 128, batch_size: int = 32) -> float:
     """The estimate, in nats. The same context and answer give the same one."""
     spec = llm.model.spec
-    if spec.block is not None:
+    if spec.causal_block is not None:
         raise TacgError(f"The estimate is for models that see the whole text; {spec.name!r} sees by blocks.")
     if not answer:
         raise TacgError("The answer is empty; a log-likelihood needs at least one token.")

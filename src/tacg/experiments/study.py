@@ -43,7 +43,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fallback by the base policy": {"fallback": "base"},
     "log-ratio support": {"support": "log_ratio"},
     "support counted against": {"support": "steady"},
-    "no promotion of sudden peaks": {"peak": 0.15},
+    "no promotion of sudden peaks": {"max_support": 0.15},
     "budget by ratio": {"k_ratio": 0.25},
     "what was held back is not promoted": {"rejoin": False},
     "promotions without persistence": {"m_extra": 1},

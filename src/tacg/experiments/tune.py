@@ -66,12 +66,12 @@ SPACE: dict[str, Range] = {
     "observe": Range(choices=("block", "sequence")),
     "fallback": Range(choices=("readiness", "base")),
     "support": Range(choices=("gain", "log_ratio", "steady")),
-    "peak": Range(0.0, 1.0),
+    "max_support": Range(0.0, 1.0),
     "k_ratio": Range(0.1, 2.0),
     "rejoin": Range(choices=(True, False)),
 }
 # Searched only when named: departures from the paper, and what rarely matters.
-ASKED = ("fallback", "support", "peak", "k_ratio", "rejoin")
+ASKED = ("fallback", "support", "max_support", "k_ratio", "rejoin")
 
 
 def space_of(policy: str, only: Sequence[str] = ()) -> dict[str, Range]:

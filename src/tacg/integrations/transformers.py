@@ -64,7 +64,7 @@ class HubModel:
     def _aligned(self, ids: Tensor) -> Tensor:
         """[B, T] -> [B, T, V]; of models that predict the next token, the prediction made one position earlier."""
         logits: Tensor = self.model(input_ids=ids).logits
-        return logits if not self.spec.lookback else torch.cat([logits[:, :1], logits[:, :-1]], dim=1)
+        return logits if not self.spec.logit_shift else torch.cat([logits[:, :1], logits[:, :-1]], dim=1)
 
 
 @torch.no_grad()
@@ -174,7 +174,7 @@ def _spec(model: Any, config: Any, mask_id: int | None, shifted: bool) -> ModelS
         eos_ids=() if ends is None else tuple(ends) if isinstance(ends, list) else (int(ends),),
         unwritable=(mask_id,),
         max_length=int(getattr(model.config, "max_position_embeddings", None) or 1 << 30),
-        lookback=int(shifted),
+        logit_shift=int(shifted),
     )
 
 

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 class ModelSpec:
     """The facts of a checkpoint that decoding depends on.
 
-    mask_id     the token that stands for a mask
-    eos_ids     tokens that end an answer: end of text and end of turn
-    unwritable  ids that may never be committed: the mask itself and rows of the output table that no token owns
-    max_length  longest canvas, prompt included
-    lookback    how many positions before a token its prediction is read (1 for models with shifted logits)
-    block       positions of a block if a block sees only itself and what is before it; None: everything is seen
+    mask_id       the token that stands for a mask
+    eos_ids       tokens that end an answer: end of text and end of turn
+    unwritable    ids that may never be committed: the mask itself and rows of the output table that no token owns
+    max_length    longest canvas, prompt included
+    logit_shift   how many positions before a token its prediction is read (1 for models with shifted logits)
+    causal_block  positions of a block if a block sees only itself and what is before it; None: everything is seen
     """
 
     name: str
@@ -33,8 +33,8 @@ class ModelSpec:
     eos_ids: tuple[int, ...]
     unwritable: tuple[int, ...]
     max_length: int
-    lookback: int = 0
-    block: int | None = None
+    logit_shift: int = 0
+    causal_block: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class Attention(nn.Module):
 class Dream(Network):
     """The network; module names spell the checkpoint's tensor names, which are Qwen2's."""
 
-    lookback = 1
+    logit_shift = 1
 
     def __init__(self, config: DreamConfig) -> None:
         super().__init__()

@@ -257,8 +257,8 @@ def _spec(
         eos_ids=tuple(sorted({*_ids("eos_token_id", ends, size), *turn_ends})),
         unwritable=tuple(sorted({*range(size)} - tokenizer.owned_ids() | {mask_id})),
         max_length=model.config.max_length,
-        lookback=getattr(model, "lookback", 0),
-        block=getattr(model, "block", None),
+        logit_shift=getattr(model, "logit_shift", 0),
+        causal_block=getattr(model, "block", None),
     )
 
 

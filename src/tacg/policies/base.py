@@ -54,6 +54,13 @@ class Policy(Knobs):
         """What to commit now, and the state after it. Must not modify its arguments."""
         raise NotImplementedError(f"`{type(self).__name__}` must define decide(signals, state).")
 
+    def choose(self, branches: Signals, state: State) -> Tensor:
+        """Which of the branches that were proposed in the last step goes on, int64 [R].
+
+        branches  signals of the alternatives, boards [R, K, L]: a policy that proposes branches must define this
+        """
+        raise NotImplementedError(f"`{type(self).__name__}` proposes branches: it must define choose(branches, state).")
+
     @property
     def label(self) -> str:
         """The name with the knobs that differ from their defaults: `confidence(threshold=0.7)`."""
@@ -67,6 +74,10 @@ class Wrapper(Policy):
     """A policy over another policy, spelled `wrapper+base`; `wrapper` alone wraps `confidence`."""
 
     base: Policy
+
+    def choose(self, branches: Signals, state: State) -> Tensor:
+        """The base policy's choice."""
+        return self.base.choose(branches, state["base"])
 
     @property
     def label(self) -> str:

@@ -27,9 +27,9 @@ class Confidence(Policy):
 
     name: ClassVar[str] = "confidence"
 
-    threshold: float = knob(0.9, "confidence to commit", symbol="τ", low=0, high=1)
+    threshold: float = knob(0.9, "confidence to commit", symbol="τ", low=0, high=1, per_row=True)
     strict: bool = knob(False, "commit above the threshold only, not at it")
-    factor: float | None = knob(None, "replaces the threshold by Fast-dLLM's factor rule", symbol="f", low=0)
+    factor: float | None = knob(None, "replaces the threshold by Fast-dLLM's factor rule", symbol="f", low=0, per_row=True)
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """Threshold, or factor when it is set."""
@@ -41,7 +41,7 @@ class Confidence(Policy):
         return Decision(ready & signals.eligible, rank=sure), state
 
     @staticmethod
-    def _prefix(sure: Tensor, eligible: Tensor, factor: float) -> Tensor:
+    def _prefix(sure: Tensor, eligible: Tensor, factor: float | Tensor) -> Tensor:
         """(n + 1)(1 - c_n) never falls along the sorted row, so the accepted prefix is wherever it is small enough."""
         ordered, order = sure.masked_fill(~eligible, -1.0).sort(dim=1, descending=True, stable=True)
         n = torch.arange(1, sure.shape[1] + 1, device=sure.device)

@@ -25,8 +25,8 @@ class Klass(Policy):
 
     name: ClassVar[str] = "klass"
 
-    threshold: float = knob(0.9, "confidence to commit", symbol="τ", low=0, high=1)
-    kl_threshold: float = knob(0.01, "divergence below which a position is stable", symbol="ε_KL", low=0)
+    threshold: float = knob(0.9, "confidence to commit", symbol="τ", low=0, high=1, per_row=True)
+    kl_threshold: float = knob(0.01, "divergence below which a position is stable", symbol="ε_KL", low=0, per_row=True)
     history: int = knob(2, "steps that must all be stable", symbol="n", low=1, high=100)
     strict: bool = knob(True, "commit above the threshold only, not at it")
 
@@ -43,7 +43,8 @@ class Klass(Policy):
         """Stable and sure."""
         recent = fresh(signals, state["recent"], torch.inf)
         recent = torch.cat([recent[..., 1:], signals.kl[..., None].to(recent.dtype)], dim=-1)
-        stable = (recent < self.kl_threshold).all(dim=-1) & (signals.step >= self.history - 1)[:, None]
+        largest = recent.amax(dim=-1)
+        stable = (largest < self.kl_threshold) & (signals.step >= self.history - 1)[:, None]
         sure = signals.confidence > self.threshold if self.strict else signals.confidence >= self.threshold
         decision = Decision(stable & sure & signals.eligible, rank=signals.confidence)
         return decision, {"recent": recent}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from tacg.gate import GateConfig, persistence, temporal_support
 from tacg.policies.base import State, Wrapper
-from tacg.types import Contrast, Decision, Needs
+from tacg.types import EmaContrast, Needs
 
 if TYPE_CHECKING:
-    from tacg.types import Signals
+    from tacg.types import Decision, Signals
 
 PAPER = GateConfig()
 
@@ -31,7 +31,7 @@ class Probe(Wrapper):
     @property
     def needs(self) -> Needs:
         """All signals; the contrast is the base policy's if it has one, else the paper's."""
-        contrast = self.base.needs.contrast or Contrast(PAPER.w, PAPER.beta)
+        contrast = self.base.needs.contrast or EmaContrast(PAPER.w, PAPER.beta)
         return self.base.needs | Needs("margin", "entropy", "kl", "reference", "readout", contrast=contrast)
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
@@ -48,5 +48,5 @@ class Probe(Wrapper):
             "support": temporal_support(signals, PAPER),
             "log_ratio": temporal_support(signals, GateConfig(support="log_ratio", gamma=1e9)),
         }
-        decision = Decision(below.base, below.rank, below.extra, below.pace, {**below.notes, **notes})
+        decision = replace(below, notes={**below.notes, **notes})
         return decision, {"tokens": signals.token, "streak": streak, "base": base_state}

@@ -34,7 +34,7 @@ class Schedule(Policy):
     name: ClassVar[str] = "schedule"
 
     rank_by: str = knob("confidence", "what readiness means", choices=("confidence", "margin", "entropy", "random"))
-    pace: str = knob("even", "how many commits a step: LLaDA's or Dream's", choices=("even", "linspace"))
+    pace: str = knob("even", "how many commits per step: LLaDA's or Dream's", choices=("even", "linspace"))
     last_time: float = knob(1e-3, "last time of the linspace grid", symbol="ε", low=0, high=1)
 
     @property
@@ -45,8 +45,8 @@ class Schedule(Policy):
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """The top of the ranking, as many as the pace says."""
         rank = self._rank(signals)
-        count = signals.owed() if self.pace == "even" else self._linspace(signals)
-        return Decision(top(rank, signals.eligible, count), rank=rank, pace=count), state
+        count = signals.quota() if self.pace == "even" else self._linspace(signals)
+        return Decision(top(rank, signals.eligible, count), rank=rank, quota=count), state
 
     def _rank(self, signals: Signals) -> Tensor:
         if self.rank_by == "entropy":

@@ -1,15 +1,41 @@
-"""A policy's state is a dict of tensors whose first axis is the row, and may nest: what is done to rows of it."""
+"""What is done to rows: a policy's state is a dict of tensors whose first axis is the row, and may nest.
+
+Policies of one structure are stacked in the same spirit: knobs in which they differ become tensors, one value per row.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copy
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from tacg.knobs import Knobs, own_knobs
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from tacg.policies.base import State
+
+K = TypeVar("K", bound=Knobs)
+
+
+def stack(rows: Sequence[K], device: torch.device) -> K:
+    """Policies of one structure as a single one; knobs in which they differ hold a tensor [R, 1]."""
+    first = rows[0]
+    if all(row is first or row == first for row in rows):
+        return first
+    stacked = copy.copy(first)
+    changes: dict[str, Any] = {name: stack([getattr(row, name) for row in rows], device) for name in first.groups()}
+    for each in own_knobs(type(first)):
+        values = [getattr(row, each.name) for row in rows]
+        if any(value != values[0] for value in values):
+            changes[each.name] = torch.tensor(values, device=device)[:, None]
+    for name, value in changes.items():
+        object.__setattr__(stacked, name, value)  # each was checked when its own policy was made
+    return stacked
 
 
 def restart(state: State, row: int, fresh: State) -> None:
@@ -21,12 +47,16 @@ def restart(state: State, row: int, fresh: State) -> None:
             value[row] = fresh[name][0]
 
 
-def joined(state: State, more: State) -> State:
-    """Two states, one below the other."""
-    return {
-        name: joined(value, more[name]) if isinstance(value, dict) else torch.cat([value, more[name]])
-        for name, value in state.items()
-    }
+def resized(state: State, fresh: State) -> State:
+    """A larger `fresh` state that holds `state` in its first rows and positions."""
+    larger: State = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            larger[name] = resized(value, fresh[name])
+        else:
+            larger[name] = fresh[name].clone()  # a fresh state may hold one tensor under two names
+            larger[name][tuple(slice(0, size) for size in value.shape)] = value
+    return larger
 
 
 def merged(new: State, old: State, rows: Tensor) -> State:

@@ -5,7 +5,7 @@ The rule itself is `tacg.gate`; this file only plugs it into the engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -13,10 +13,10 @@ import torch
 from tacg.gate import GateConfig, commit_rule, persistence
 from tacg.knobs import knob
 from tacg.policies.base import State, Wrapper
-from tacg.types import Decision, Needs
+from tacg.types import Needs
 
 if TYPE_CHECKING:
-    from tacg.types import Signals
+    from tacg.types import Decision, Signals
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class Tacg(Wrapper):
         streak = persistence(signals, state["tokens"], state["streak"])
         ready = below.base if below.extra is None else below.base | below.extra
         ranking = self.gate.k_extra > 0 and self.fallback == "readiness"
-        goal = signals.owed() if below.pace is None else below.pace.clamp(min=1)
-        step = commit_rule(signals, ready, streak, self.gate, goal if ranking else None)
-        decision = Decision(
+        quota = signals.quota() if below.quota is None else below.quota.clamp(min=1)
+        step = commit_rule(signals, ready, streak, self.gate, quota if ranking else None)
+        decision = replace(
+            below,
             base=step.base,
             extra=step.extra,
             rank=step.readiness if ranking else below.rank,
-            pace=goal,
             notes={**below.notes, "streak": streak, "support": step.support, "readiness": step.readiness},
         )
         return decision, {"tokens": signals.token, "streak": streak, "base": base_state}

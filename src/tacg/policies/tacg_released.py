@@ -16,7 +16,7 @@ from tacg.errors import TacgError
 from tacg.gate import persistence
 from tacg.knobs import knob
 from tacg.policies.base import State, Wrapper
-from tacg.types import Contrast, Decision, Needs, top
+from tacg.types import EmaContrast, Decision, Needs, top
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,13 +81,13 @@ class TacgReleased(Released):
     @property
     def needs(self) -> Needs:
         """The base policy's, and the temporal contrast."""
-        return self.base.needs | Needs("reference", "readout", contrast=Contrast(self.w, self.beta))
+        return self.base.needs | Needs("reference", "readout", contrast=EmaContrast(self.w, self.beta))
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """Pick, then filter."""
         below, base_state = self.base.decide(signals, state["base"])
         streak = persistence(signals, state["tokens"], state["streak"])
-        known = signals.known(signals.eligible)
+        known = signals.with_contrast(signals.eligible)
         support = (known.readout - known.reference).clamp(min=0.0)
         readiness = signals.confidence + self.support_lambda * support
         extra = top(readiness, self.near(signals, state, below.base), self.budget(below.base))

@@ -17,19 +17,19 @@ from tacg.gate import persistence
 from tacg.knobs import knob
 from tacg.policies.base import State, Wrapper
 from tacg.policies.tacg_released import Released, refuse_without_threshold
-from tacg.types import Contrast, Decision, Needs, top
+from tacg.types import EmaContrast, Decision, Needs, top
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tacg.types import Signals
 
-PREVIOUS = Contrast(w=0.0, beta=0.0)  # an EMA that forgets at once is the previous step
+PREVIOUS = EmaContrast(w=0.0, beta=0.0)  # an EMA that forgets at once is the previous step
 
 
 def gain(signals: Signals) -> Tensor:
     """float [R, W]: what the proposal's probability has gained since the previous step."""
-    before = signals.known(signals.eligible, "reference").reference.masked_fill(signals.first, 0.0)
+    before = signals.with_contrast(signals.eligible, "reference").reference.masked_fill(signals.first, 0.0)
     return (signals.confidence - before).clamp(min=0.0)
 
 

@@ -72,8 +72,10 @@ def read(
     top, chunk = shares.max(dim=1)
     peak, best = _best(logits, rows, shares, top, chunk)
     found |= {"token": best if proposal is None else proposal, "confidence": top if own is None else own, "peak": peak}
-    if "margin" in names:
-        found["margin"] = top * (1.0 - _next_to_best(logits, rows, shares, top, chunk, peak, best))
+    if names & {"margin", "gap"}:
+        next_to_best = _next_to_best(logits, rows, shares, top, chunk, peak, best)
+        pair = {"margin": top * (1.0 - next_to_best), "gap": -next_to_best.log().clamp_min(SUPPRESSED)}
+        found |= {name: values for name, values in pair.items() if name in names}
     return found
 
 

@@ -1,7 +1,6 @@
 """The readable scan: logits -> one scalar per position and signal. The oracle that faster scans must equal.
 
-A scan has three parts, each a function of plain tensors; `Look` in `look.py` calls them in this order:
-`read` measures the posterior, `contrast` holds it against the reference where somebody asks, `follow` moves the
+A scan has three parts, each a function of plain tensors; `StepScan` calls them in this order: `read` measures the posterior, `contrast` holds it against the reference where somebody asks, `follow` moves the
 reference on by one step.
 """
 
@@ -13,6 +12,8 @@ import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from tacg.types import Credit
 
 # Stands for -inf and everything below: its probability is exactly 0, yet contrasts of it are numbers, and an average
 # with it still holds in 24 bits what it was before.
@@ -38,9 +39,10 @@ def read(
     total = weight.sum(dim=1)
     token = best if proposal is None else proposal
     found = {"token": token, "peak": peak, "confidence": at(weight, token) / total}
-    if "margin" in names:
-        two = weight.topk(min(2, weight.shape[1]), dim=1).values
-        found["margin"] = (two[:, 0] - two[:, 1:].sum(dim=1)) / total
+    if names & {"margin", "gap"}:
+        second = z.topk(2, dim=1).values[:, 1] if z.shape[1] > 1 else torch.full_like(peak, SUPPRESSED)
+        pair = {"margin": (1.0 - second.exp()) / total, "gap": -second}
+        found |= {name: values for name, values in pair.items() if name in names}
     if "entropy" in names:
         found["entropy"] = total.log() - (weight * z).sum(dim=1) / total
     if previous is not None:
@@ -77,6 +79,16 @@ def follow(
         fresh = (fresh - offset[:, None]).clamp_min(SUPPRESSED)
     old = torch.where(first[:, None], fresh, store[slots].to(fresh.dtype))
     store[slots] = (beta * old + (1.0 - beta) * fresh).to(store.dtype)
+
+
+def earn(logits: Tensor, store: Tensor, slots: Tensor, first: Tensor, credit: Credit) -> Tensor:
+    """Logits [P, V] with the credit of their tokens, which is moved on by this step (see `Credit`)."""
+    z = widened(logits)
+    share, best = z.softmax(dim=1).max(dim=1, keepdim=True)
+    held = store[slots].masked_fill(first[:, None], 0.0) * credit.decay
+    held.scatter_add_(1, best, share**credit.power)
+    store[slots] = held
+    return z + credit.weight * held.log1p()
 
 
 def lowest(dtype: torch.dtype) -> float:

@@ -34,13 +34,14 @@ def _rescaled(peak, total, values, inside):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def scan_kernel(  # type: ignore[no-untyped-def]
-    logits, row_stride, column_stride, slots, first, proposal,
+    logits, row_stride, column_stride, slots, first, wanted, proposal,
     reference, reference_stride, gauge, previous, previous_stride, norm,
     token_out, scalars_out, count, size, w, beta,
     proposed: tl.constexpr, contrast: tl.constexpr, divergence: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """One position. `scalars_out` float32 [7, count]: peak, confidence, margin, entropy, kl, reference, readout."""
+    """One position. `scalars_out` float32 [8, count]: peak, confidence, margin, gap, entropy, kl, reference, readout."""
     row = tl.program_id(0).to(tl.int64)
+    size = tl.where(tl.load(wanted + row) != 0, size, 0)  # what nobody reads costs nothing
     slot = tl.load(slots + row)
     begins = tl.load(first + row) != 0
     lowest, nothing = -1e4, -3e38  # as SUPPRESSED in reference.py; below every logit, yet a number
@@ -110,38 +111,40 @@ def scan_kernel(  # type: ignore[no-untyped-def]
         own = chosen
     tl.store(token_out + row, best)
     tl.store(scalars_out + row, tl.where(bad > 0, float("nan"), peak))
-    tl.store(scalars_out + count + row, tl.exp(own - peak - shift))
+    usable = (bad == 0) & (peak > lowest) & (peak < float("inf"))
+    tl.store(scalars_out + count + row, tl.where(usable, tl.exp(own - peak - shift), float("nan")))
     tl.store(scalars_out + 2 * count + row, tl.exp(-shift) - tl.exp(second - peak - shift))
-    tl.store(scalars_out + 3 * count + row, entropy)
+    tl.store(scalars_out + 3 * count + row, peak - tl.maximum(second, lowest))
+    tl.store(scalars_out + 4 * count + row, entropy)
     if divergence:
-        tl.store(scalars_out + 4 * count + row, -entropy - cross / total)
+        tl.store(scalars_out + 5 * count + row, -entropy - cross / total)
         tl.store(norm + slot, peak + shift)
     if contrast:
         mine = own - base
-        tl.store(scalars_out + 5 * count + row, tl.exp(ref_at - ref_peak) / ref_total)
-        tl.store(scalars_out + 6 * count + row, tl.exp(mine + w * (mine - ref_at) - out_peak) / out_total)
+        tl.store(scalars_out + 6 * count + row, tl.exp(ref_at - ref_peak) / ref_total)
+        tl.store(scalars_out + 7 * count + row, tl.exp(mine + w * (mine - ref_at) - out_peak) / out_total)
         tl.store(gauge + slot, peak)
 
 
 def scan(
-    logits: Tensor, slots: Tensor, first: Tensor, proposal: Tensor | None, needs: Needs, memory: Memory
+    logits: Tensor, slots: Tensor, first: Tensor, wanted: Tensor, proposal: Tensor | None, needs: Needs, memory: Memory
 ) -> dict[str, Tensor]:
-    """token, peak, confidence and everything else that `needs` names, [P] each; the history of all P moves on."""
+    """token, peak, confidence and everything else that `needs` names, [P] each; the history of what is wanted moves on."""
     count, size = logits.shape
     contrast = needs.contrast
     reference = memory.store("reference", logits) if contrast is not None else logits
     previous = memory.store("previous", logits) if "kl" in needs else logits
     token = torch.empty(count, dtype=torch.int64, device=logits.device)
-    scalars = torch.zeros(7, count, device=logits.device)
+    scalars = torch.zeros(8, count, device=logits.device)
     scan_kernel[(count,)](
-        logits, logits.stride(0), logits.stride(1), slots, first.to(torch.int8),
+        logits, logits.stride(0), logits.stride(1), slots, first.view(torch.int8), wanted.view(torch.int8),
         slots if proposal is None else proposal,
         reference, reference.stride(0), memory.gauge, previous, previous.stride(0), memory.norm,
         token, scalars, count, size, contrast.w if contrast else 0.0, contrast.beta if contrast else 0.0,
         proposed=proposal is not None, contrast=contrast is not None, divergence="kl" in needs,
         tile=min(TILE, triton.next_power_of_2(size)), num_warps=WARPS,
     )  # fmt: skip
-    names = ("peak", "confidence", "margin", "entropy", "kl", "reference", "readout")
+    names = ("peak", "confidence", "margin", "gap", "entropy", "kl", "reference", "readout")
     found = dict(zip(names, scalars, strict=True))
-    wanted = needs.names | {"peak", "confidence"}
-    return {"token": token} | {name: values for name, values in found.items() if name in wanted}
+    asked = needs.names | {"peak", "confidence"}
+    return {"token": token} | {name: values for name, values in found.items() if name in asked}

@@ -58,7 +58,7 @@ class Lines:
 
     def start(self, event: Started) -> Line:
         """The first line."""
-        contrast, decode, grid = self.probe.needs.contrast, self._decode, self._llm.model.spec.block
+        contrast, decode, grid = self.probe.needs.contrast, self._decode, self._llm.model.spec.causal_block
         assert contrast is not None
         return {
             "kind": "start", "model": self._llm.model.spec.name, "policy": self.probe.label, "prompt": self._prompt,

@@ -15,7 +15,7 @@ import torch
 from tacg.errors import TacgError
 from tacg.policies import get_policy
 from tacg.trace.record import Line, Trace
-from tacg.types import MEASURED, Contrast, Signals
+from tacg.types import MEASURED, EmaContrast, Signals
 
 if TYPE_CHECKING:
     from tacg.policies import Policy
@@ -58,7 +58,7 @@ def replay(trace: Trace, policy: str | Policy) -> Trace:
 
 
 def _check(trace: Trace, policy: Policy) -> None:
-    needs, recorded = policy.needs, Contrast(*trace.start["contrast"])
+    needs, recorded = policy.needs, EmaContrast(*trace.start["contrast"])
     if needs.contrast not in (None, recorded):
         raise TacgError(
             f"`{policy.label}` reads the contrast w={needs.contrast.w}, beta={needs.contrast.beta}; the trace was "

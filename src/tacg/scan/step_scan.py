@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tacg.errors import LogitsError, TacgError, unknown
-from tacg.scan.reference import lowest
+from tacg.scan.reference import earn, lowest
+from tacg.types import CONTRASTED, Signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,41 +62,103 @@ class Hidden:
         return made
 
 
-class Look:
-    """Logits of P positions under examination.
+class StepScan:
+    """Logits of P positions of a board [R, L] under examination.
 
     logits    float [N, V], any float dtype; arithmetic is in float32 at least
-    slots     int64 [P], where each position's history is kept in `memory`
+    observed  bool [R, L], the positions that count
+    seen      bool [R, L], those that have a history
+    places    int64 [P], the positions that logits belong to, as indices into [R * L]; None: all of them, in order.
+              They are just the observed ones, or (`exact=False`) a fixed set around them
+    slots     int64 [P], where each position's history is kept in `memory`; None: at `places`
     rows      int64 [P], which of the logits belong to the positions; None: all of them, in order
     hidden    what the logits were made of; for a memory of hidden states
-    found     token (int64), confidence and what else was asked for, [P] each; the contrast only if it came for free
-    first     bool [P], observed for the first time
-    unusable  bool [P], NaN, +inf or nothing but -inf
+
+    found     token (int64), confidence (NaN where logits are unusable), peak and what else was asked for, [P] each; the
+              contrast only if it came for free
 
     Call `follow` when the step is decided: until then the contrast can be asked for.
     """
 
     def __init__(
-        self, logits: Tensor, slots: Tensor, memory: Memory, needs: Needs, proposal: Tensor | None = None,
-        hidden: Hidden | None = None, backend: str = "auto", rows: Tensor | None = None,
+        self, logits: Tensor, needs: Needs, memory: Memory, observed: Tensor, seen: Tensor, *,
+        places: Tensor | None = None, slots: Tensor | None = None, exact: bool = True, rows: Tensor | None = None,
+        proposal: Tensor | None = None, hidden: Hidden | None = None, backend: str = "auto",
     ) -> None:  # fmt: skip
-        self.logits, self.slots, self.memory, self.needs = logits.detach(), slots, memory, needs
+        self.logits, self.needs, self.memory, self.observed, self.exact = logits.detach(), needs, memory, observed, exact
+        self.places, self.rows = places, rows
+        self.slots = slots if slots is not None else self._everywhere() if places is None else places
+        self.first_board = observed & ~seen
+        self.first, self.wanted = (
+            x.reshape(-1) if places is None else x.reshape(-1)[places] for x in (self.first_board, observed)
+        )
         self.hidden = hidden if memory.kind == "hidden" else None
-        self.rows = rows
         self.made: tuple[Tensor, Tensor] | None = None  # positions int64 [C], ascending, and their past logits [C, V]
-        self.first = ~memory.seen[slots]
         self.backend = backend_for(backend, logits, memory.kind)
         self.fused = hasattr(self.backend, "scan")
         self.undo = _decay_to_undo(self.backend, needs, memory)
-        if not len(slots):
+        if not len(self.slots):
             self.found = _nothing(logits, needs)
-        elif self.fused:
-            picked = self.logits if rows is None else self.logits[rows]
-            self.found = self.backend.scan(picked, slots, self.first, proposal, needs, memory)
+            return
+        if needs.credit is not None:
+            self._add_credit()
+        if self.fused:
+            picked = self.logits if self.rows is None else self.logits[self.rows]
+            self.found = self.backend.scan(picked, self.slots, self.first, self.wanted, proposal, needs, memory)
         else:
             self.found = self._read(proposal)
-        self.peak: Tensor = self.found.pop("peak")
-        self.unusable = ~((self.peak > lowest(logits.dtype)) & (self.peak < torch.inf))  # NaN is neither
+            peak = self.found["peak"]
+            usable = (peak > lowest(logits.dtype)) & (peak < torch.inf)  # NaN is neither
+            self.found["confidence"] = self.found["confidence"].masked_fill(~usable, torch.nan)
+
+    def _everywhere(self) -> Tensor:
+        return torch.arange(self.observed.numel(), device=self.observed.device)
+
+    def to_signals(self, eligible: Tensor, *, eager: bool = False, **more: Any) -> Signals:
+        """What was found, as boards [R, L]; `more` are further fields of `Signals`.
+
+        The contrast is measured where a policy asks; `eager`: everywhere.
+        """
+        names = [name for name in self.found if name not in ("token", "peak")]
+        boards = self.spread(torch.stack([self.found[name] for name in names]))
+        measured = dict(zip(names, boards.unbind(), strict=True))
+        lazy = self.needs.contrast is not None and not self.fused
+        if lazy and eager:
+            measured |= {name: self._measure(self.observed, name) for name in CONTRASTED if name in self.needs}
+        return Signals(
+            observed=self.observed,
+            eligible=eligible,
+            first=self.first_board,
+            token=self.spread(self.found["token"], -1),
+            confidence=measured.pop("confidence"),
+            measured={**measured, **more.pop("measured", {})},
+            measure=self._measure if lazy and not eager else None,
+            **more,
+        )
+
+    def spread(self, values: Tensor, neutral: int = 0, places: Tensor | None = None) -> Tensor:
+        """[…, P] -> […, R, L]; `neutral` where nothing was observed."""
+        places = self.places if places is None else places
+        if places is not None:
+            board = values.new_full((*values.shape[:-1], self.observed.numel()), neutral)
+            values = board.index_copy_(-1, places, values)
+        board = values.view(*values.shape[:-1], *self.observed.shape)
+        return board if self.exact else torch.where(self.observed, board, neutral)
+
+    def _measure(self, where: Tensor, name: str) -> Tensor:
+        """reference or readout where `where`, bool [R, L]; 0 elsewhere."""
+        asked = where.reshape(-1)
+        chosen = (asked if self.places is None else asked[self.places]).nonzero().squeeze(1)
+        places = chosen if self.places is None else self.places[chosen]
+        values = self.contrast(chosen, name) if len(chosen) else self.found["confidence"][:0]
+        return self.spread(values, places=places)
+
+    def _add_credit(self) -> None:
+        """Logits with the credit that their tokens have earned, which they earn in this step, too."""
+        credit, store = self.needs.credit, self.memory.store("credit", self.logits)
+        assert credit is not None
+        picked = self.logits if self.rows is None else self.logits[self.rows]
+        self.logits, self.rows = earn(picked, store, self.slots, self.first, credit), None
 
     def _read(self, proposal: Tensor | None) -> dict[str, Tensor]:
         previous = self.memory.store("previous", self.logits) if "kl" in self.needs else None
@@ -106,13 +169,22 @@ class Look:
             found = self.backend.read(*asked, self.memory.store("reference", self.logits), self.undo)
         return found
 
+    def broken(self) -> Tensor:
+        """bool [R, 1]: rows that have unusable logits."""
+        return self.spread(self.found["confidence"].isnan()).any(dim=1, keepdim=True)
+
+    @property
+    def unusable(self) -> Tensor:
+        """bool [P]: NaN, +inf or nothing but -inf."""
+        return self.found["confidence"].isnan() & self.wanted
+
     def refuse_unusable(self) -> None:
         """Raise if there are unusable logits, naming row and position."""
         if not bool(self.unusable.any()):
             return
         width = self.memory.width
         bad = [(slot // width, slot % width) for slot in self.slots[self.unusable].tolist()]
-        value = float(self.peak[self.unusable][0])
+        value = float(self.found["peak"][self.unusable][0])
         what = "only -inf" if value <= lowest(self.logits.dtype) else str(value)
         raise LogitsError(
             f"Logits of row {bad[0][0]}, position {bad[0][1]} hold {what} ({len(bad)} such position(s) in this step). "
@@ -120,15 +192,6 @@ class Look:
             "and the suppressed ids.",
             bad,
         )
-
-    def only(self, kept: Tensor) -> None:
-        """Go on with some of the positions, bool [P]: the rows of the others have left."""
-        rows = kept.nonzero().squeeze(1)
-        self.rows = rows if self.rows is None else self.rows[rows]
-        self.slots, self.first, self.peak, self.unusable = (
-            each[rows] for each in (self.slots, self.first, self.peak, self.unusable)
-        )
-        self.found = {name: values[rows] for name, values in self.found.items()}
 
     def contrast(self, chosen: Tensor, name: str) -> Tensor:
         """`reference` or `readout`, p_ref(x̂) or q(x̂), at the chosen positions (int64 [C], ascending): [C]."""
@@ -145,7 +208,7 @@ class Look:
     def _past(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Where the reference's logits of these positions are: a store [S, V] and slots of it [C].
 
-        Of hidden states they are made, once: who asks for the readout has asked for the reference before.
+        Those of hidden states are made once: who asks for the readout has asked for the reference before.
         """
         if self.hidden is None:
             return self.memory.store("reference", self.logits), self.slots[chosen]
@@ -154,19 +217,18 @@ class Look:
             self.made = chosen, self.hidden.logits(states[self.slots[chosen]])
         return self.made[1], torch.searchsorted(self.made[0], chosen)
 
-    def follow(self, kept: Tensor | None = None, among: Tensor | None = None) -> None:
-        """Move the history on by one step, where `kept` (bool [P]); all else (of the slots `among`) is forgotten."""
+    def follow(self, kept: Tensor | None = None) -> None:
+        """Move the history on by one step, where `kept` (bool [P]; None: everywhere)."""
         self.made = None
-        mine = None if kept is None else kept.nonzero().squeeze(1)
-        slots = self.slots if mine is None else self.slots[mine]
-        if self.needs.contrast is not None and len(slots) and not self.fused and self.undo is None:
-            rows = torch.arange(len(self.slots), device=slots.device) if self.rows is None else self.rows
-            first, peak = (x if mine is None else x[mine] for x in (self.first, self.peak))
-            values, offset = (self.logits, peak) if self.hidden is None else (self.hidden.states, None)
-            store = self.memory.store("reference", values)
-            rows = rows if mine is None else rows[mine]
-            self.backend.follow(store, slots, values, rows, offset, first, self.needs.contrast.beta)
-        self.memory.saw(slots, among, None if self.undo is None else self.slots)
+        if self.needs.contrast is None or self.fused or self.undo is not None or not len(self.slots):
+            return
+        mine = torch.arange(len(self.slots), device=self.slots.device) if kept is None else kept.nonzero().squeeze(1)
+        if not len(mine):
+            return
+        values, offset = (self.logits, self.found["peak"][mine]) if self.hidden is None else (self.hidden.states, None)
+        rows = mine if self.rows is None else self.rows[mine]
+        store = self.memory.store("reference", values)
+        self.backend.follow(store, self.slots[mine], values, rows, offset, self.first[mine], self.needs.contrast.beta)
 
 
 def _decay_to_undo(backend: Any, needs: Needs, memory: Memory) -> float | None:

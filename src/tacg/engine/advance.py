@@ -1,0 +1,143 @@
+"""Where rows stand, and how a decision moves them on: pure functions over boards of fixed shape.
+
+Nothing here asks the device a question. What the host must know of a step is packed into one tensor, the report.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tacg.engine.commits import resolve_commits
+from tacg.types import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tacg.types import Branches, Decision, Needs, Signals
+
+
+class Boards(NamedTuple):
+    """Where S rows stand. L positions of the longest answer, B blocks of the row that has most.
+
+    masked       bool  [S, L]  not committed yet (all false in a free slot)
+    holes        bool  [S, L]  masked at first: what may be written at all
+    grid         int64 [S, L]  the number of the block in which each position lies; 0 beyond the row's end
+    starts       int64 [S, B]  the first position of each block; `budgets` the steps that it may take
+    block, step  int64 [S]     the active block, the steps taken in it
+    open         int64 [S]     how many blocks are open from the active one on
+    length       int64 [S]     positions of the answer
+    seed         int64 [S]     of the row's random numbers; temperature float [S]
+    """
+
+    masked: Tensor
+    holes: Tensor
+    grid: Tensor
+    starts: Tensor
+    budgets: Tensor
+    block: Tensor
+    step: Tensor
+    open: Tensor
+    length: Tensor
+    seed: Tensor
+    temperature: Tensor
+
+    @classmethod
+    def blank(cls, rows: int, length: int, blocks: int, device: torch.device | str = "cpu") -> Boards:
+        """Free slots."""
+        flags = torch.zeros(2, rows, length, dtype=torch.bool, device=device)
+        tables = torch.zeros(2, rows, blocks, dtype=torch.int64, device=device)
+        numbers = torch.zeros(4, rows, dtype=torch.int64, device=device)
+        one = torch.ones(rows, dtype=torch.int64, device=device)
+        grid = torch.zeros(rows, length, dtype=torch.int64, device=device)
+        temperature = torch.zeros(rows, device=device)
+        return cls(*flags, grid, *tables, numbers[0], numbers[1], one, numbers[2], numbers[3], temperature)
+
+    @classmethod
+    def of(
+        cls, holes: Sequence[bool], blocks: Sequence[tuple[int, int, int]], seed: int, temperature: float,
+        length: int, most: int,
+    ) -> Boards:  # fmt: skip
+        """One row that has not begun, on boards of `length` positions and `most` blocks."""
+        made = cls.blank(1, length, most)
+        made.masked[0, : len(holes)] = torch.tensor(holes)
+        made.holes[0, : len(holes)] = made.masked[0, : len(holes)]
+        for number, (start, stop, steps) in enumerate(blocks):
+            made.grid[0, start:stop] = number
+            made.starts[0, number], made.budgets[0, number] = start, steps
+        made.block[0] = made.grid[0, holes.index(True)]
+        made.length[0], made.seed[0], made.temperature[0] = len(holes), seed, temperature
+        return made
+
+
+def in_view(boards: Boards, needs: Needs, *, whole: bool) -> tuple[Tensor, Tensor]:
+    """Which positions are observed and which are eligible, bool [S, L] each. `whole`: every mask is observed."""
+    if needs.scope == "block":
+        here = boards.grid == boards.block[:, None]
+    else:
+        ahead = boards.grid - boards.block[:, None]
+        here = (ahead >= 0) & (ahead < boards.open[:, None])
+    eligible = boards.masked & here
+    if whole or needs.scope == "answer":
+        return (boards.holes if needs.committed else boards.masked), eligible
+    return (boards.holes & here if needs.committed else eligible), eligible
+
+
+def advance(
+    boards: Boards, answer: Tensor, signals: Signals, decision: Decision, needs: Needs, mask_id: int,
+    eos: Tensor | None, before: Tensor | None = None,
+) -> tuple[Boards, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Write what was decided: the boards and the answer [S, L] after the step, whose trajectories go on, the report.
+
+    The report, int64 [S, 3 L + 7], is all that the host reads of a step: reasons, tokens and confidences (the bits of
+    a float32), then the first mask, the first end of text (L: none), block, step, open blocks, stay, branches.
+
+    eos     int64 [E], tokens that end an answer; None: nobody stops early
+    before  int64 [S, L], reasons of what was written at the beginning of the step (a branch that was chosen)
+    """
+    reason = resolve_commits(signals, decision)
+    written = reason > 0
+    token = signals.token
+    if decision.remask is not None:
+        remask = reason == int(Reason.REMASK)
+        token = torch.where(remask, mask_id, token)
+        masked = boards.masked & ~written | remask
+    else:
+        masked = boards.masked & ~written
+    answer = torch.where(written, token, answer)
+    if before is not None:
+        token, reason = torch.where(before > 0, answer, token), torch.maximum(before, reason)
+
+    end = answer.shape[1]
+    place = torch.arange(end, device=answer.device)
+    first_mask = torch.where(masked, place, end).amin(dim=1)
+    first_eos = torch.full_like(first_mask, end)
+    if eos is not None:
+        ends = (answer[:, :, None] == eos).any(dim=2) & boards.holes
+        first_eos = torch.where(ends, place, end).amin(dim=1)
+
+    block = boards.grid.gather(1, first_mask.clamp(max=end - 1)[:, None]).squeeze(1)
+    stay = torch.zeros_like(block)
+    if decision.stay is not None:  # heeded while something is edited and steps are left
+        edited = (reason == int(Reason.EDIT)).any(dim=1)
+        staying = decision.stay & edited & (boards.step + 1 < signals.steps)
+        block, stay = torch.where(staying, boards.block, block), staying.long()
+    step = (boards.step + 1) * (block == boards.block)
+    opened = boards.open if decision.open is None else decision.open.clamp(min=1)
+    count = torch.zeros_like(block) if decision.branches is None else decision.branches.count
+
+    kept = signals.observed if needs.committed else signals.observed & masked
+    sure = signals.confidence.float().view(torch.int32).long()
+    scalars = torch.stack([first_mask, first_eos, block, step, opened, stay, count], dim=1)
+    report = torch.cat([reason, token, sure, scalars], dim=1)
+    return boards._replace(masked=masked, block=block, step=step, open=opened), answer, kept, report
+
+
+def take_branch(boards: Boards, answer: Tensor, branches: Branches, chosen: Tensor) -> tuple[Boards, Tensor, Tensor]:
+    """The branch that goes on is written: boards, answer, and where it wrote (as reasons, int64 [S, L])."""
+    at = chosen[:, None, None].expand(-1, 1, answer.shape[1])
+    commit = branches.commit.gather(1, at).squeeze(1) & boards.masked & (branches.count > 0)[:, None]
+    answer = torch.where(commit, branches.tokens.gather(1, at).squeeze(1), answer)
+    return boards._replace(masked=boards.masked & ~commit), answer, commit * int(Reason.BRANCH)

@@ -1,0 +1,415 @@
+"""A batch: rows that share a policy's structure, side by side on boards of one shape.
+
+Everything that belongs to such rows lies here, on the device: canvas, masks, blocks, trajectories. Rows may differ in
+everything that is a number: prompt, length, block grid, steps, temperature, seed and knobs. A row keeps its slot for
+life; a free slot is taken by the next row. Each row has its own block and step, so none waits for another.
+
+A step asks the device one question, at its end: the report. A CPU may be asked more, which spares it work: there only
+the positions that count are computed, on a device all positions of the window.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from tacg.cache import Cache, block_edge, resolve_mode, window
+from tacg.engine.advance import Boards, advance, in_view, take_branch
+from tacg.engine.draws import NOISE, PROPOSAL, SAMPLES, sample, uniform
+from tacg.models.base import Span
+from tacg.policies.state import resized, restart, stack
+from tacg.scan import Hidden, Memory, StepScan, Trajectories, lowest
+from tacg.types import REASONS, Branches, Commit, Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+    from typing import Any
+
+    from torch import Tensor
+
+    from tacg.engine.request import Request
+    from tacg.engine.row import Row
+    from tacg.models.base import ModelSpec
+    from tacg.types import Decision, Output, Signals
+
+
+class Plan(NamedTuple):
+    """What a forward computes; it stays as it is while no row moves.
+
+    spans   of the rows, branches of a row one after another
+    pack    int64 [N], their tokens as indices into the flat canvas
+    offset  int64 [S, K, 1], where position 0 of the answer would be among these tokens, for each branch of a slot
+    """
+
+    spans: list[Span]
+    pack: Tensor
+    offset: Tensor
+
+
+class StepView(NamedTuple):
+    """What a step looks at.
+
+    observed, eligible  bool [S, L], the positions that are scanned, and those that may be committed
+    places              int64 [P], the positions that logits are asked for, as indices into [S * L] (None: all)
+    slots               int64 [P], where their history is kept (None: at `places`)
+    """
+
+    observed: Tensor
+    eligible: Tensor
+    places: Tensor | None = None
+    slots: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step did, on the device and, by slot, for the host.
+
+    blocks   the block that each slot was in
+    written  commits of each slot
+    failed   slots whose logits were unusable, with the first such position
+    """
+
+    signals: Signals
+    decision: Decision
+    blocks: dict[int, int]
+    written: dict[int, list[Commit]]
+    failed: dict[int, int]
+
+
+class Batch:
+    """S slots with answers of up to L positions, W of them in view at once, behind prompts of up to M tokens.
+
+    canvas  int64 [S, M + L + 1]  prompts, aligned to the right, answers, and a mask for what lies beyond their end
+    boards  where each row stands (see `Boards`)
+    """
+
+    def __init__(self, request: Request, spec: ModelSpec, device: torch.device, max_rows: int) -> None:
+        self.policy, self.decode, self.needs = request.policy, request.decode, request.policy.needs
+        self.spec, self.device, self.max_rows = spec, device, max_rows
+        self.mode = resolve_mode(self.decode.cache, self.decode.observe, spec)
+        self.whole = self.decode.observe == "sequence" or self.needs.scope != "block"
+        self.compact = device.type == "cpu" and not self.needs.branches
+        self.rows: list[Row | None] = []
+        self.suppressed = self._upload(sorted({*spec.unwritable, *self.decode.suppress}))
+        self.eos = self._upload(spec.eos_ids) if self.decode.early_stop and spec.eos_ids else None
+        self.prompt = self.length = self.width = self.most = 0
+        self.canvas = torch.full((0, 1), spec.mask_id, device=device)
+        self.boards = Boards.blank(0, 0, 0, device)
+        self.trajectories = Trajectories(0, 0, device, self.decode.memory)
+        self.trajectories.state = self.policy.start(0, 0, device)
+        self.branches: Branches | None = None  # proposed in the last step, to be forwarded in this one
+        self.plan: Plan | None = None
+        self.view: StepView | None = None
+
+    def _upload(self, ids: Sequence[int]) -> Tensor:
+        return torch.tensor(ids, dtype=torch.int64, device=self.device)
+
+    # -- rows come and go ------------------------------------------------------------------------------------------
+
+    def join(self, row: Row) -> None:
+        """Give the row a slot."""
+        self._make_room(row)
+        slot = row.slot = self.rows.index(None)
+        self.rows[slot] = row
+        row.cache = Cache(self._extent(row)) if self.mode != "none" else None
+        restart(self.trajectories.state, slot, row.request.policy.start(1, self.length, self.device))
+        self.trajectories.seen[slot] = False
+        decode, start = row.request.decode, self.prompt - len(row.request.prompt)
+        ids = self._upload([*row.request.prompt, *row.answer])
+        self.canvas[slot, start : start + len(ids)] = ids
+        holes = row.request.holes(self.spec.mask_id)
+        fresh = Boards.of(holes, row.blocks, decode.seed, decode.temperature, self.length, self.most)
+        restart(self.boards._asdict(), slot, {name: value.to(self.device) for name, value in fresh._asdict().items()})
+        if self.branches is not None:
+            self.branches.count[slot] = 0
+        row.block, row.settled = int(fresh.block), holes.index(True)
+        self._regroup()
+
+    def leave(self, row: Row, finish_reason: str = "", error: str = "") -> Output:
+        """Free the row's slot and say what came of it. Without a reason the answer itself gives it: eos or length."""
+        self.rows[row.slot] = row.cache = None
+        for board in (self.boards.masked, self.boards.holes, self.trajectories.seen):
+            board[row.slot] = False
+        self._regroup()
+        return row.output(self.spec.mask_id, self.spec.eos_ids, finish_reason, error)
+
+    def live(self) -> list[Row]:
+        """The rows in this batch, by slot."""
+        return [row for row in self.rows if row is not None]
+
+    def _regroup(self) -> None:
+        """Rows have come or gone: plan the next forward anew, and give each slot its row's knobs."""
+        self.plan = None
+        live = self.live()
+        if live:
+            self.policy = stack([(row or live[0]).request.policy for row in self.rows], self.device)
+
+    def _make_room(self, row: Row) -> None:
+        """Grow whatever is too small for one more row, or for this one."""
+        rows = len(self.rows) if None in self.rows else min(max(1, 2 * len(self.rows)), self.max_rows)
+        length, prompt = max(self.length, len(row.answer)), max(self.prompt, len(row.request.prompt))
+        widest = max(stop - start for start, stop, _ in row.blocks)
+        width, most = length if self.whole else max(self.width, widest), max(self.most, len(row.blocks))
+        if (rows, length, prompt, width, most) == (len(self.rows), self.length, self.prompt, self.width, self.most):
+            return
+        before, slots = self.trajectories, self._slots(self.trajectories.places())
+        canvas = torch.full((rows, prompt + length + 1), self.spec.mask_id, device=self.device)
+        have = self.canvas[:, :-1]
+        canvas[: len(have), prompt - self.prompt : prompt - self.prompt + have.shape[1]] = have
+        self.canvas = canvas
+        self.boards = Boards(
+            **resized(self.boards._asdict(), Boards.blank(rows, length, most, self.device)._asdict())
+        )
+        if self.branches is not None:
+            empty = no_branches(rows, self.needs.branches, length, self.device)
+            self.branches = Branches(*resized(_fields(self.branches), _fields(empty)).values())
+        self.trajectories = Trajectories(rows, length, self.device, self.decode.memory, width)
+        self.trajectories.state = resized(before.state, self.policy.start(rows, length, self.device))
+        self.trajectories.seen = resized({"seen": before.seen}, {"seen": self.trajectories.seen})["seen"]
+        self.rows += [None] * (rows - len(self.rows))
+        self.length, self.prompt, self.width, self.most = length, prompt, width, most
+        self.trajectories.memory.take_over(before.memory, slots, self._slots(self.trajectories.places()))
+        self.columns = torch.arange(width, device=self.device)
+        self.origins = torch.arange(0, rows * length, length, device=self.device)[:, None]
+        self.windows = None if width == length else torch.arange(rows * width, device=self.device)
+
+    # -- what a forward computes -----------------------------------------------------------------------------------
+
+    def forward_input(self) -> tuple[Tensor, list[Span], Tensor]:
+        """Tokens int64 [N], their spans, and at which of them logits are asked for, int64 [P]."""
+        plan = self.plan = self.plan or self._plan()
+        self.view = self._look()
+        tokens = (self.canvas if self.branches is None else self._candidates()).view(-1)[plan.pack]
+        if self.compact:
+            assert self.view.places is not None
+            slot = self.view.places // self.length
+            return tokens, plan.spans, self.view.places - slot * self.length + plan.offset[slot, 0, 0]
+        select = plan.offset + self.columns
+        if self.width < self.length:
+            select = select + self._left()[:, :, None]
+        return tokens, plan.spans, select.view(-1).clamp(max=len(tokens) - 1)  # free slots ask for anything
+
+    def _plan(self) -> Plan:
+        """Lay out the spans of all rows and branches end to end."""
+        size, copies = self.canvas.shape[1], 1 if self.branches is None else self.needs.branches
+        spans, pack, offset, total = [], [], torch.zeros(len(self.rows), copies, 1, dtype=torch.int64), 0
+        for row in self.live():
+            span, start = self._span(row), self.prompt - len(row.request.prompt)
+            columns = torch.arange(start + span.start, start + span.stop)
+            columns = columns.where(columns < self.prompt + len(row.answer), size - 1)  # masks beyond its end
+            for copy in range(copies):
+                if copy < row.branches:
+                    spans.append(span)
+                    pack.append(columns + (row.slot * copies + copy) * size)
+                    total += len(span)
+                offset[row.slot, copy] = total - span.stop + len(row.request.prompt)
+        return Plan(spans, torch.cat(pack).to(self.device), offset.to(self.device))
+
+    def _span(self, row: Row) -> Span:
+        """The part of the row that this step computes."""
+        ahead = min(row.block + row.open, len(row.blocks)) - 1
+        start, stop = (len(row.request.prompt) + edge for edge in (row.blocks[row.block][0], row.blocks[ahead][1]))
+        first, extent = row.block_step == 0, self._extent(row)
+        bounds = window(self.mode, self.spec, start, stop, extent, first=first, settled=row.cached)
+        return Span(*bounds, cache=row.cache)
+
+    def computed(self) -> None:
+        """The model has computed the plan."""
+        assert self.plan is not None
+        spans = iter(self.plan.spans)
+        for row in self.live():
+            for _ in range(row.branches):
+                row.forwards += 1
+                row.positions += len(next(spans))
+            if self.spec.causal_block is not None:  # what is before this block is complete, and was computed just now
+                edge = len(row.request.prompt) + row.blocks[row.block][0]
+                row.cached = edge // self.spec.causal_block * self.spec.causal_block
+
+    def _extent(self, row: Row) -> int:
+        """Prompt and answer; for block-causal models up to the end of the last block, which they know only whole."""
+        extent = len(row.request.prompt) + len(row.answer)
+        return extent if self.spec.causal_block is None else block_edge(extent, self.spec.causal_block)
+
+    def _look(self) -> StepView:
+        observed, eligible = in_view(self.boards, self.needs, whole=self.whole)
+        if self.compact:
+            places = observed.view(-1).nonzero().squeeze(1)
+            return StepView(observed, eligible, places, self._slots(places))
+        if self.windows is None:
+            return StepView(observed, eligible)
+        return StepView(observed, eligible, (self._left() + self.columns + self.origins).view(-1), self.windows)
+
+    def _slots(self, places: Tensor) -> Tensor:
+        """int64 [P]: where the history of these positions, indices into [S * L], is kept."""
+        if self.width == self.length:
+            return places
+        slot = places // self.length
+        return places - slot * (self.length - self.width) - self._left()[slot, 0]
+
+    def _left(self) -> Tensor:
+        """int64 [S, 1]: where each row's window begins: with its block, or as far before as keeps it on the board."""
+        return self.boards.starts.gather(1, self.boards.block[:, None]).clamp(max=self.length - self.width)
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def step(self, logits: Tensor, hidden: Hidden | None, *, eager: bool) -> StepResult:
+        """Decide and write one step of all rows. `eager` measures everything, also what does not matter.
+
+        logits  float [P, V], as `forward_input` asked for them
+        """
+        logits.index_fill_(1, self.suppressed, lowest(logits.dtype))
+        written = None
+        if self.branches is not None:
+            logits, written = self._choose(logits)
+            self.view = self._look()
+        assert self.view is not None
+        view, boards = self.view, self.boards
+        scan, more = self._scan(logits, hidden, view)
+        budget = boards.budgets.gather(1, boards.block[:, None]).squeeze(1)
+        answer = self._answer
+        eligible = view.eligible & ~scan.broken()  # such rows fail: nothing more is written there
+        signals = scan.to_signals(
+            eligible, eager=eager, step=boards.step, steps=budget, masked=boards.masked, written=answer,
+            grid=boards.grid, current=boards.block, length=boards.length, **more,
+        )  # fmt: skip
+        decision = self.trajectories.decide(self.policy, signals)
+        self.boards, after, kept, report = advance(
+            boards, answer, signals, decision, self.needs, self.spec.mask_id, self.eos, written
+        )
+        answer.copy_(after)
+        self.trajectories.follow(scan, kept)
+        if (self.branches is None) != (decision.branches is None):
+            self.plan = None
+        self.branches = decision.branches
+        return self._digest(report, signals, decision)
+
+    @property
+    def _answer(self) -> Tensor:
+        """The answers on the canvas, int64 [S, L]: a view."""
+        return self.canvas[:, self.prompt : self.prompt + self.length]
+
+    def _scan(self, logits: Tensor, hidden: Hidden | None, view: StepView) -> tuple[StepScan, dict[str, Any]]:
+        """Read the logits; with what is random in this step, as far as anybody needs it."""
+        boards, more = self.boards, {}
+        count = boards.block * (1 << 32) + boards.step  # no row sees a count twice
+
+        def at_places(board: Tensor) -> Tensor:
+            flat = board.flatten(0, 1)
+            return flat if view.places is None else flat[view.places]
+
+        def drawn(first: int, draws: int) -> Tensor:
+            return uniform(boards.seed, count, self.length, first, draws)
+
+        proposal = None
+        if self.decode.temperature > 0:
+            heat = at_places(boards.temperature[:, None].expand(-1, self.length))
+            proposal = sample(logits, heat, at_places(drawn(PROPOSAL, 1))).squeeze(1)
+        scan = self.trajectories.scan(
+            logits, self.needs, view.observed, places=view.places, slots=view.slots, exact=self.compact,
+            proposal=proposal, hidden=hidden, backend=self.decode.scan,
+        )  # fmt: skip
+        if "noise" in self.needs:
+            more["measured"] = {"noise": drawn(NOISE, 1).squeeze(2)}
+        if self.needs.samples:
+            more["draws"] = drawn(SAMPLES, 2 * self.needs.samples)
+            picks = at_places(more["draws"])[:, self.needs.samples :]
+            heat = at_places(boards.temperature[:, None].expand(-1, self.length))
+            tokens = sample(logits, torch.where(heat > 0, heat, 1.0), picks)
+            more["samples"] = scan.spread(tokens.T, -1).permute(1, 2, 0)
+        return scan, more
+
+    def _candidates(self) -> Tensor:
+        """The canvases of all branches, int64 [S, K, M + L + 1]."""
+        assert self.branches is not None
+        canvases = self.canvas[:, None].repeat(1, self.needs.branches, 1)
+        written = self.branches.commit & self.boards.masked[:, None]
+        part = canvases[:, :, self.prompt : self.prompt + self.length]
+        part.copy_(torch.where(written, self.branches.tokens, part))
+        return canvases
+
+    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Let the policy pick a branch of each row, and write it: its logits [S * L, V], and what was written."""
+        branches, (rows, copies, length) = self.branches, self.branches.commit.shape  # type: ignore[union-attr]
+        assert branches is not None
+        masked = self.boards.masked[:, None] & ~branches.commit
+        flat = masked.flatten(0, 1)
+        plain = Needs(*(self.needs.names & {"margin", "gap", "entropy"}))
+        memory = Memory(0, length, self.device)
+        scan = StepScan(logits, plain, memory, flat, torch.zeros_like(flat), exact=False, backend=self.decode.scan)
+        nothing = torch.zeros(rows * copies, dtype=torch.int64, device=self.device)
+        signals = scan.to_signals(flat, step=nothing, steps=nothing, masked=flat)
+        chosen = self.policy.choose(_folded(signals, copies), self.trajectories.state)
+        chosen = torch.minimum(chosen, (branches.count - 1).clamp(min=0))
+        self.boards, after, written = take_branch(self.boards, self._answer, branches, chosen)
+        self._answer.copy_(after)
+        picked = logits.view(rows, copies, length, -1)[torch.arange(rows, device=self.device), chosen]
+        return picked.flatten(0, 1), written
+
+    # -- what the host learns --------------------------------------------------------------------------------------
+
+    def _digest(self, packed: Tensor, signals: Signals, decision: Decision) -> StepResult:
+        """Read the report, the only question that a step asks the device, and bring the rows up to date with it."""
+        report, size = packed.cpu().numpy(), self.length
+        reason, token, sure = report[:, :size], report[:, size : 2 * size], report[:, 2 * size : 3 * size]
+        sure = sure.astype("int32").view("float32")
+        broken = (sure != sure).nonzero()
+        failed = dict(zip(broken[0][::-1].tolist(), broken[1][::-1].tolist(), strict=True))
+        live, scalars = self.live(), report[:, 3 * size :].tolist()
+        blocks = {row.slot: row.block for row in live}
+        for row in live:
+            if row.slot not in failed:
+                self._move(row, *scalars[row.slot])
+        written: dict[int, list[Commit]] = {}
+        at = reason.nonzero()
+        facts = (*at, token[at], reason[at], sure[at])
+        for slot, position, word, why, share in zip(*(each.tolist() for each in facts), strict=True):
+            row_ = self.rows[slot]
+            assert row_ is not None
+            commit = Commit(position, word, row_.steps, REASONS[why], share)
+            row_.answer[position] = word
+            row_.commits.append(commit)
+            written.setdefault(slot, []).append(commit)
+        return StepResult(signals, decision, blocks, written, failed)
+
+    def _move(
+        self, row: Row, first_mask: int, first_eos: int, block: int, step: int, opened: int, stay: int, count: int
+    ) -> None:
+        """Where a row stands after the step. If its next forward differs, that is planned anew."""
+        before = (row.block, row.block_step == 0, row.open, row.branches)
+        row.steps += 1
+        row.done = stay == 0 and (first_mask == self.length or first_eos < first_mask)
+        row.block, row.block_step, row.open, row.branches = block, step, opened, max(1, count)
+        revising = self.needs.committed
+        row.settled = min(first_mask, row.blocks[max(block, 0)][0] if revising else first_mask, len(row.answer))
+        fixed = self.mode == "none" and self.spec.causal_block is None
+        after = (row.block, row.block_step == 0, row.open, row.branches)
+        if after[3] != before[3] or (not fixed and after != before):
+            self.plan = None
+
+
+def _folded(signals: Signals, copies: int) -> Signals:
+    """Boards [S * K, L] as [S, K, L]."""
+
+    def fold(board: Tensor) -> Tensor:
+        return board.unflatten(0, (-1, copies))
+
+    boards = ("observed", "eligible", "first", "token", "confidence", "step", "steps", "masked")
+    measured = {name: fold(board) for name, board in signals.measured.items()}
+    return replace(signals, measured=measured, **{name: fold(getattr(signals, name)) for name in boards})
+
+
+def no_branches(rows: int, copies: int, length: int, device: torch.device) -> Branches:
+    """Branches of rows that have none."""
+    tokens = torch.zeros(rows, copies, length, dtype=torch.int64, device=device)
+    return Branches(tokens.bool(), tokens, tokens[:, 0, 0].clone() if length else tokens.new_zeros(rows))
+
+
+def _fields(branches: Branches) -> dict[str, Tensor]:
+    return {"commit": branches.commit, "tokens": branches.tokens, "count": branches.count}
+
+
+def batch_key(request: Request) -> Hashable:
+    """Rows with equal keys share a batch."""
+    return request.policy.structure(), request.policy.needs, request.decode.structure()

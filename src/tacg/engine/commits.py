@@ -1,0 +1,56 @@
+"""From what a policy wants to what is written: never nothing, no more steps than there are, and revising ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tacg.types import Reason, top
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tacg.types import Decision, Signals
+
+
+def resolve_commits(signals: Signals, decision: Decision) -> Tensor:
+    """What is written now and why, int64 [R, L] of `Reason`: 0 where nothing is.
+
+    Beyond what was decided, as much by rank as the step budget asks for: at least one in every row that has masks,
+    and in the last step all that is left.
+    """
+    base = decision.base & signals.eligible
+    taken = base if decision.extra is None else base | (decision.extra & signals.eligible)
+    quota = _quota(signals, decision)
+    late = top(decision.rank, signals.eligible & ~taken, quota - taken.sum(dim=1))
+    reason = torch.where(base, int(Reason.BASE), torch.where(taken, int(Reason.EXTRA), late * int(Reason.FALLBACK)))
+    if decision.finish is not None and signals.masked is not None:
+        rest = signals.masked & signals.observed & decision.finish[:, None] & (reason == 0)
+        reason = torch.where(rest, int(Reason.FINISH), reason)
+    if decision.edit is not None:
+        reason = torch.where(_revisable(signals, decision.edit), int(Reason.EDIT), reason)
+    if decision.remask is not None:
+        remask = _revisable(signals, decision.remask)
+        # A row that would not get ahead keeps what it has, and so does one in its last step.
+        ahead = remask.sum(dim=1) < ((reason > 0) & signals.eligible).sum(dim=1)
+        remask &= (ahead & (signals.step + 1 < signals.steps))[:, None]
+        reason = torch.where(remask, int(Reason.REMASK), reason)
+    return reason
+
+
+def _quota(signals: Signals, decision: Decision) -> Tensor:
+    """int64 [R]: commits that the step must reach."""
+    if decision.quota is None and decision.branches is None:
+        return signals.quota()
+    wanted = signals.quota() if decision.quota is None else decision.quota.clamp(min=1)
+    if decision.branches is not None:  # the branch that goes on commits something in the next step
+        wanted = wanted.masked_fill(decision.branches.count > 0, 0)
+    last = signals.step + 1 >= signals.steps
+    return torch.where(last, signals.eligible.shape[1], wanted)
+
+
+def _revisable(signals: Signals, where: Tensor) -> Tensor:
+    """Committed positions of open blocks, out of `where`."""
+    assert signals.masked is not None
+    return where & signals.observed & ~signals.masked

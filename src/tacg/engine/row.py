@@ -1,0 +1,63 @@
+"""One request on its way, as the host sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tacg.types import Commit, Output
+
+if TYPE_CHECKING:
+    from tacg.cache import Cache
+    from tacg.engine.request import Request
+
+
+@dataclass(slots=True)
+class Row:
+    """One request on its way. `steps` counts decisions, `forwards` model calls, `positions` what these computed.
+
+    answer      the ids of the answer so far; the mask id where nothing is written yet
+    blocks      (start, stop, steps) of each block
+    block       the active block, `block_step` the steps taken there, `open` how many blocks are open from it on
+    settled     positions of the answer that nothing will change any more
+    branches    canvases that are forwarded in the next step: 1, or as many as its policy has proposed
+    cache       the row's keys and values, if any are kept; up to `cached` they will never change
+    """
+
+    number: int
+    request: Request
+    answer: list[int]
+    blocks: tuple[tuple[int, int, int], ...]
+    slot: int = -1
+    steps: int = 0
+    forwards: int = 0
+    positions: int = 0
+    block: int = 0
+    block_step: int = 0
+    open: int = 1
+    settled: int = 0
+    branches: int = 1
+    done: bool = False
+    commits: list[Commit] = field(default_factory=list)
+    cache: Cache | None = None
+    cached: int = 0
+
+    def output(self, mask_id: int, eos_ids: tuple[int, ...], finish_reason: str = "", error: str = "") -> Output:
+        """What came of it. Without a reason the answer itself gives it: eos or length."""
+        given = self.request.canvas
+        ends = [p for p, token in enumerate(self.answer) if token in eos_ids and not (given and given[p] == token)]
+        hole = self.answer.index(mask_id) if mask_id in self.answer else len(self.answer)
+        stops = bool(ends) and self.request.decode.early_stop and ends[0] < hole
+        tokens = self.answer[: ends[0] + 1] if stops else self.answer[:hole]
+        return Output(
+            text="",
+            tokens=tuple(tokens),
+            prompt_tokens=len(self.request.prompt),
+            steps=self.steps,
+            forwards=self.forwards,
+            finish_reason=finish_reason or ("eos" if ends else "length"),
+            policy=self.request.policy.label,
+            commits=tuple(self.commits),
+            error=error,
+            positions=self.positions,
+        )
