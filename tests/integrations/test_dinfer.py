@@ -57,7 +57,7 @@ def test_a_decoder_can_be_used_again() -> None:
     first, _ = run(decoder, [PROMPT])
     assert run(decoder, [PROMPT])[0].tolist() == first.tolist()
     assert decoder.blocks is not None
-    assert len(decoder.blocks.turns) == 1, "seats are used again"
+    assert len(decoder.blocks.steps) == 1, "seats are used again"
 
 
 def test_it_ends_in_time() -> None:

@@ -21,17 +21,17 @@ def test_large_references_are_kept_in_half() -> None:
         policy, settings = read_settings({"memory": memory})
         blocks = Blocks(policy, settings, width=4, unwritable=[1])
         blocks.step(torch.randn(4, 9), torch.ones(1, 4, dtype=torch.bool), {0: Block()})
-        assert blocks.memory is not None
-        assert blocks.memory.reference is not None
-        assert blocks.memory.reference.dtype == dtype
+        assert blocks.trajectories.memory is not None
+        assert blocks.trajectories.memory.reference is not None
+        assert blocks.trajectories.memory.reference.dtype == dtype
 
 
 def test_without_promotions_no_reference_is_kept() -> None:
     policy, settings = read_settings({"k_extra": 0})
     blocks = Blocks(policy, settings, width=4, unwritable=[1])
     blocks.step(torch.randn(4, 9), torch.ones(1, 4, dtype=torch.bool), {0: Block()})
-    assert blocks.memory is not None
-    assert blocks.memory.reference is None
+    assert blocks.trajectories.memory is not None
+    assert blocks.trajectories.memory.reference is None
 
 
 def test_every_policy_can_be_gated() -> None:

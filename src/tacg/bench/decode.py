@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F
 
-from tacg.engine.lane import Lane
+from tacg.engine.batch import Batch
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
 from tacg.experiments.evaluate import surroundings
@@ -56,9 +56,9 @@ class Watched:
 
 
 @contextlib.contextmanager
-def watched_lanes(spent: dict[str, float]) -> Iterator[None]:
-    """Add up what `look` (the scan), `decide` and `commit` of every lane take."""
-    originals = {name: getattr(Lane, name) for name in ("look", "decide", "commit")}
+def watched_batches(spent: dict[str, float]) -> Iterator[None]:
+    """Add up what `scan`, `decide`, `commit` and `read` of every batch take."""
+    originals = {name: getattr(Batch, name) for name in ("scan", "decide", "commit", "read")}
 
     def watched(name: str) -> Any:
         def method(*words: Any, **named: Any) -> Any:
@@ -70,12 +70,12 @@ def watched_lanes(spent: dict[str, float]) -> Iterator[None]:
         return method
 
     for name in originals:
-        setattr(Lane, name, watched(name))
+        setattr(Batch, name, watched(name))
     try:
         yield
     finally:
         for name, original in originals.items():
-            setattr(Lane, name, original)
+            setattr(Batch, name, original)
 
 
 def measure(model: Denoiser, prompts: Sequence[tuple[int, ...]], name: str, batches: Sequence[int], decode: Decode,
@@ -87,7 +87,7 @@ def measure(model: Denoiser, prompts: Sequence[tuple[int, ...]], name: str, batc
         run(timed, prompts[:batch], policy, decode, batch)  # warm
         timed.seconds = 0.0
         mine = prompts[: max(8, 2 * batch)]
-        with watched_lanes(spent):
+        with watched_batches(spent):
             began = time.perf_counter()
             outputs = run(timed, mine, policy, decode, batch)
             total = time.perf_counter() - began
@@ -183,7 +183,7 @@ def products(model: Llada, calls: Sequence[tuple[int, int]], rows: int) -> float
 
 def tables(rows: Sequence[Row]) -> list[Table]:
     """Speed by batch size with shares, and the two comparisons."""
-    columns = ("model", "batch", "policy", "tokens/s", "forward", "scan", "decide", "commit", "rest", "against")
+    columns = ("model", "batch", "policy", "tokens/s", "forward", "scan", "decide", "commit", "read", "rest", "against")
     lines = []
     for row in rows:
         shares = row.get("shares", {})
@@ -199,4 +199,4 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     return [Table("Whole decodes", columns, tuple(lines))]
 
 
-PARTS = ("forward", "look", "decide", "commit", "rest")
+PARTS = ("forward", "scan", "decide", "commit", "read", "rest")

@@ -23,7 +23,7 @@ PROGRAM = """
 import contextlib, ctypes, json, sys
 import torch
 from tacg.policies import get_policy
-from tacg.scan import Hidden, Look, Memory, observe
+from tacg.scan import Hidden, Trajectories
 kind, positions, size, width = sys.argv[1], *map(int, sys.argv[2:])
 head = torch.nn.Linear(width, size, bias=False).requires_grad_(False)
 states = torch.randn(positions, width)
@@ -33,14 +33,14 @@ observed, slots = torch.ones(1, positions, dtype=torch.bool), torch.arange(posit
 count = torch.zeros(1, dtype=torch.int64)
 none = torch.zeros(0, dtype=torch.int64)
 
-def steps(memory, left):
-    state = policy.start(1, positions, torch.device("cpu"))
+def steps(trajectories, left):
+    trajectories.state = policy.start(1, positions, torch.device("cpu"))
     for _ in range(4):
         seen = observed & (torch.arange(positions) < left)
-        look = Look(logits[:left], slots[:left], memory, policy.needs, hidden=Hidden(states[:left], head, none))
-        signals = observe(look, seen, seen, step=count, steps=count + positions)
-        _, state = policy.decide(signals, state)
-        look.follow()
+        hidden = Hidden(states[:left], head, none)
+        scan = trajectories.scan(logits[:left], policy.needs, seen, places=slots[:left], hidden=hidden)
+        trajectories.decide(policy, scan.to_signals(seen, step=count, steps=count + positions))
+        trajectories.follow(scan, seen)
 
 def resident():
     with contextlib.suppress(AttributeError):
@@ -48,12 +48,12 @@ def resident():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
 
-steps(Memory(1, positions, kind=kind), positions)  # once, thrown away
+steps(Trajectories(1, positions, kind=kind), positions)  # once, thrown away
 before = resident()
-memory = Memory(1, positions, kind=kind)
-steps(memory, positions)
+trajectories = Trajectories(1, positions, kind=kind)
+steps(trajectories, positions)
 whole = resident() - before
-steps(memory, positions // 4)
+steps(trajectories, positions // 4)
 print(json.dumps({"mb": whole, "mb_quarter": resident() - before}))
 """
 

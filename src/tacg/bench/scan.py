@@ -16,7 +16,7 @@ from tacg.bench.timing import race
 from tacg.experiments.evaluate import surroundings
 from tacg.experiments.show import Table
 from tacg.policies import get_policy
-from tacg.scan import Look, Memory, observe
+from tacg.scan import Trajectories
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,18 +52,16 @@ class Steps:
     def gate(self, spec: str, memory: str = "fp32") -> Callable[[], object]:
         """Our gate: scan, decide, follow; every position stays masked, so that every step costs the same."""
         policy = get_policy(spec, threshold=1.0, tau_floor=0.3, m_base=9, k_extra=2)
-        state = policy.start(self.batch, self.positions, torch.device("cpu"))
-        kept = Memory(self.batch, self.positions, kind=memory)
+        trajectories = Trajectories(self.batch, self.positions, kind=memory)
+        trajectories.state = policy.start(self.batch, self.positions, torch.device("cpu"))
         observed = torch.ones(self.batch, self.positions, dtype=torch.bool)
-        slots = torch.arange(observed.numel())
         count = torch.zeros(self.batch, dtype=torch.int64)
 
         def step() -> object:
-            nonlocal state
-            look = Look(self.next(), slots, kept, policy.needs)
-            signals = observe(look, observed, observed, step=count, steps=count + self.positions)
-            decision, state = policy.decide(signals, state)
-            look.follow()
+            scan = trajectories.scan(self.next(), policy.needs, observed)
+            signals = scan.to_signals(observed, step=count, steps=count + self.positions)
+            decision = trajectories.decide(policy, signals)
+            trajectories.follow(scan, observed)
             return decision
 
         return step

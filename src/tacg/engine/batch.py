@@ -260,30 +260,42 @@ class Batch:
         logits  float [P, V], as `forward_input` asked for them
         """
         logits.index_fill_(1, self.suppressed, lowest(logits.dtype))
-        written = None
+        before = None
         if self.branches is not None:
-            logits, written = self._choose(logits)
+            logits, before = self._choose(logits)
             self.view = self._look()
+        scan, signals = self.scan(logits, hidden, eager=eager)
+        decision = self.decide(signals)
+        return self.read(self.commit(scan, signals, decision, before), signals, decision)
+
+    def scan(self, logits: Tensor, hidden: Hidden | None, *, eager: bool) -> tuple[StepScan, Signals]:
+        """Logits -> signals."""
         assert self.view is not None
         view, boards = self.view, self.boards
-        scan, more = self._scan(logits, hidden, view)
-        budget = boards.budgets.gather(1, boards.block[:, None]).squeeze(1)
-        answer = self._answer
-        eligible = view.eligible & ~scan.broken()  # such rows fail: nothing more is written there
+        scan, drawn = self._scan(logits, hidden, view)
         signals = scan.to_signals(
-            eligible, eager=eager, step=boards.step, steps=budget, masked=boards.masked, written=answer,
-            grid=boards.grid, current=boards.block, length=boards.length, **more,
+            view.eligible & ~scan.broken(),  # rows with unusable logits fail: nothing more is written there
+            eager=eager, step=boards.step, steps=boards.budgets.gather(1, boards.block[:, None]).squeeze(1),
+            masked=boards.masked, written=self._answer, grid=boards.grid, current=boards.block, length=boards.length,
+            **drawn,
         )  # fmt: skip
-        decision = self.trajectories.decide(self.policy, signals)
+        return scan, signals
+
+    def decide(self, signals: Signals) -> Decision:
+        """Signals -> decision."""
+        return self.trajectories.decide(self.policy, signals)
+
+    def commit(self, scan: StepScan, signals: Signals, decision: Decision, before: Tensor | None) -> Tensor:
+        """Write the canvas, move boards and trajectories on; the report for `read`."""
         self.boards, after, kept, report = advance(
-            boards, answer, signals, decision, self.needs, self.spec.mask_id, self.eos, written
+            self.boards, self._answer, signals, decision, self.needs, self.spec.mask_id, self.eos, before
         )
-        answer.copy_(after)
+        self._answer.copy_(after)
         self.trajectories.follow(scan, kept)
         if (self.branches is None) != (decision.branches is None):
             self.plan = None
         self.branches = decision.branches
-        return self._digest(report, signals, decision)
+        return report
 
     @property
     def _answer(self) -> Tensor:
@@ -349,7 +361,7 @@ class Batch:
 
     # -- what the host learns --------------------------------------------------------------------------------------
 
-    def _digest(self, packed: Tensor, signals: Signals, decision: Decision) -> StepResult:
+    def read(self, packed: Tensor, signals: Signals, decision: Decision) -> StepResult:
         """Read the report, the only question that a step asks the device, and bring the rows up to date with it."""
         report, size = packed.cpu().numpy(), self.length
         reason, token, sure = report[:, :size], report[:, size : 2 * size], report[:, 2 * size : 3 * size]

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tacg.engine.progress import REASONS, reasons
-from tacg.engine.sampling import propose
-from tacg.policies.state import joined, merged, restart
-from tacg.scan import Look, Memory, lowest, observe
-from tacg.types import Commit, Reason
+from tacg.engine.commits import resolve_commits
+from tacg.engine.draws import NOISE, PROPOSAL, sample, uniform
+from tacg.policies.state import merged, resized, restart
+from tacg.scan import StepScan, Trajectories, lowest
+from tacg.types import REASONS, Commit, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import Generator, Tensor
+    from torch import Tensor
 
     from tacg.integrations.settings import Settings
-    from tacg.policies import Policy, State
+    from tacg.policies import Policy
 
 logger = logging.getLogger(__name__)
 
@@ -36,15 +36,14 @@ class Block:
 
     It holds a seat in `Blocks` from its first step on, and gives it back when it is done or simply dropped.
 
-    turn     steps taken
-    commits  what was committed, when and why, if that is recorded
+    block_step  steps taken
+    commits     what was committed, when and why, if that is recorded
     """
 
     def __init__(self, seed: int = 0) -> None:
         self.seed = seed
-        self.turn = 0
+        self.block_step = 0
         self.commits: list[Commit] = []
-        self.generator: Generator | None = None
         self.seat: int | None = None
         self.leave: weakref.finalize[[int], Block] | None = None
 
@@ -74,9 +73,9 @@ class Blocks:
         self.unwritable = sorted({*unwritable, *settings.suppress})
         self.filler = next(token for token in range(len(self.unwritable) + 1) if token not in self.unwritable)
         self.free: list[int] = []
-        self.memory: Memory | None = None  # made when logits say how large the vocabulary is, and where they are
-        self.state: State = {}
-        self.turns = self.budget = torch.zeros(0, dtype=torch.int64)  # int64 [seats]: steps taken, steps at most
+        self.trajectories: Trajectories | None = None  # made when logits say where they are and how wide
+        empty = torch.zeros(0, dtype=torch.int64)
+        self.steps, self.budget, self.seeds = empty, empty, empty  # int64 [seats]: steps taken, steps at most
 
     @torch.no_grad()
     def step(self, logits: Tensor, masked: Tensor, at_work: Mapping[int, Block]) -> Written:
@@ -88,23 +87,23 @@ class Blocks:
         """
         blocks = list(at_work.values())
         rows = torch.tensor(list(at_work), device=masked.device)
-        seats = self._seats(blocks, masked[rows], logits)
-        observed = masked.new_zeros(len(self.turns), self.width)
+        trajectories, seats = self._seats(blocks, masked[rows], logits)
+        observed = masked.new_zeros(len(self.steps), self.width)
         observed[seats] = masked[rows]
         line = seats.new_zeros(len(observed)).index_copy_(0, seats, rows)
-        look = self._look(logits, observed, line, blocks)
-        sound = self._sound(look, observed)
-        noise = self._noise(observed, blocks)
-        signals = observe(look, sound, sound, step=self.turns, steps=self.budget, noise=noise)
-        decision, state = self.policy.decide(signals, self.state)
-        reason = reasons(signals, decision)
-        present = torch.zeros_like(self.turns, dtype=torch.bool).index_fill_(0, seats, True)
-        self.state = merged(state, self.state, present)
-        among = (seats[:, None] * self.width + torch.arange(self.width, device=seats.device)).view(-1)
-        look.follow(reason.view(-1)[look.slots] == 0, among)
-        self.turns[seats] += 1
+        scan = self._scan(trajectories, logits, observed, line)
+        sound = observed & ~scan.broken()
+        drawn = {"measured": {"noise": self._drawn(NOISE).squeeze(2)}} if "noise" in self.policy.needs else {}
+        signals = scan.to_signals(sound, step=self.steps, steps=self.budget, masked=observed, **drawn)
+        before = trajectories.state
+        decision = trajectories.decide(self.policy, signals)
+        reason = resolve_commits(signals, decision)
+        present = torch.zeros_like(self.steps, dtype=torch.bool).index_fill_(0, seats, True)
+        trajectories.state = merged(trajectories.state, before, present)
+        trajectories.follow(scan, sound & (reason == 0), present)
+        self.steps[seats] += 1
         for block in blocks:
-            block.turn += 1
+            block.block_step += 1
         lost = observed & ~sound
         reason, tokens = reason.masked_fill(lost, Reason.FALLBACK), signals.token.masked_fill(lost, self.filler)
         if self.settings.step_map:
@@ -121,25 +120,25 @@ class Blocks:
 
     # -- seats -----------------------------------------------------------------------------------------------------
 
-    def _seats(self, blocks: Sequence[Block], masked: Tensor, logits: Tensor) -> Tensor:
+    def _seats(self, blocks: Sequence[Block], masked: Tensor, logits: Tensor) -> tuple[Trajectories, Tensor]:
         """int64 [R]; newcomers get one."""
         newcomers = [row for row, block in enumerate(blocks) if block.seat is None]
-        if self.memory is None:
+        if self.trajectories is None:
             self._refuse_foreign(logits.shape[1])
             kind = self.settings.kind(self.width, logits.shape[1])
-            self.memory = Memory(0, self.width, logits.device, kind)
-            self.state = self.policy.start(0, self.width, logits.device)
-            self.turns, self.budget = (torch.zeros(0, dtype=torch.int64, device=logits.device) for _ in range(2))
+            self.trajectories = Trajectories(0, self.width, logits.device, kind)
+            self.trajectories.state = self.policy.start(0, self.width, logits.device)
+            self.steps, self.budget, self.seeds = (each.to(logits.device) for each in (self.steps,) * 3)
         if len(newcomers) > len(self.free):
-            self._grow(len(newcomers) - len(self.free))
+            self.trajectories = self._grow(self.trajectories, len(newcomers) - len(self.free))
         for row in newcomers:
-            self._sit(blocks[row])
+            self._sit(self.trajectories, blocks[row])
         seats = torch.tensor([block.seat for block in blocks], device=logits.device)
         if newcomers:
             masks = masked[newcomers].sum(dim=1)
             most = self.settings.steps
             self.budget[seats[newcomers]] = masks if most is None else masks.clamp(max=most)
-        return seats
+        return self.trajectories, seats
 
     def _refuse_foreign(self, vocabulary: int) -> None:
         """Ids to suppress that the model does not have are told and left out: an engine cannot be stopped any more."""
@@ -148,59 +147,47 @@ class Blocks:
             logger.error("`suppress` names %d, but the model has %d ids; it is left out.", foreign[0], vocabulary)
             self.unwritable = [token for token in self.unwritable if token < vocabulary]
 
-    def _sit(self, block: Block) -> None:
-        assert self.memory is not None
+    def _sit(self, trajectories: Trajectories, block: Block) -> None:
         seat = min(self.free)
         self.free.remove(seat)
         block.seat, block.leave = seat, weakref.finalize(block, self.free.append, seat)
         block.leave.atexit = False
-        block.generator = torch.Generator(device=self.turns.device).manual_seed(block.seed)
-        self.turns[seat] = 0
-        self.memory.forget(seat)
-        restart(self.state, seat, self.policy.start(1, self.width, self.turns.device))
+        self.steps[seat], self.seeds[seat] = 0, block.seed
+        trajectories.seen[seat] = False
+        restart(trajectories.state, seat, self.policy.start(1, self.width, self.steps.device))
 
-    def _grow(self, more: int) -> None:
+    def _grow(self, old: Trajectories, more: int) -> Trajectories:
         """At least `more` new seats; twice as many as now if that is not beyond the most that are expected."""
-        assert self.memory is not None
-        have = len(self.turns)
+        have, device = len(self.steps), self.steps.device
         want = max(have + more, min(2 * have, self.most))
         self.free.extend(range(have, want))
-        self.memory.grow(want)
-        self.state = joined(self.state, self.policy.start(want - have, self.width, self.turns.device))
-        self.turns, self.budget = (torch.cat([each, each.new_zeros(want - have)]) for each in (self.turns, self.budget))
+        new = Trajectories(want, self.width, device, old.memory.kind)
+        new.state = resized(old.state, self.policy.start(want, self.width, device))
+        new.seen[:have] = old.seen
+        new.memory.take_over(old.memory, old.places(), old.places())
+        self.steps, self.budget, self.seeds = (
+            torch.cat([each, each.new_zeros(want - have)]) for each in (self.steps, self.budget, self.seeds)
+        )
+        return new
 
     # -- one step --------------------------------------------------------------------------------------------------
 
-    def _look(self, logits: Tensor, observed: Tensor, line: Tensor, blocks: Sequence[Block]) -> Look:
+    def _scan(self, trajectories: Trajectories, logits: Tensor, observed: Tensor, line: Tensor) -> StepScan:
         """Scan what is masked; row `line[seat]` of the batch sits there."""
-        assert self.memory is not None
         logits[:, self.unwritable] = lowest(logits.dtype)
-        slots = observed.view(-1).nonzero().squeeze(1)
-        places = line[slots // self.width] * self.width + slots % self.width
+        places = observed.view(-1).nonzero().squeeze(1)
+        rows = line[places // self.width] * self.width + places % self.width
         proposal = None
-        if self.settings.temperature > 0 and len(slots):
-            seated = _seated(blocks)
-            counts = observed.sum(dim=1)[[seat for seat, _ in seated]].tolist()
-            generators = [generator for _, generator in seated]
-            proposal = propose(logits[places], counts, generators, self.settings.temperature)
-        return Look(logits, slots, self.memory, self.policy.needs, proposal, backend=self.settings.scan, rows=places)
+        if self.settings.temperature > 0:
+            heat = torch.full((len(places),), self.settings.temperature, device=logits.device)
+            proposal = sample(logits[rows], heat, self._drawn(PROPOSAL).view(-1, 1)[places]).squeeze(1)
+        return trajectories.scan(
+            logits, self.policy.needs, observed, places=places, rows=rows, proposal=proposal, backend=self.settings.scan
+        )
 
-    def _sound(self, look: Look, observed: Tensor) -> Tensor:
-        """What is observed without the rows that have unusable logits, which the look then leaves out."""
-        if not bool(look.unusable.any()):
-            return observed
-        sick = torch.zeros_like(observed[:, 0])
-        sick[look.slots[look.unusable] // self.width] = True
-        look.only(~sick[look.slots // self.width])
-        return observed & ~sick[:, None]
-
-    def _noise(self, observed: Tensor, blocks: Sequence[Block]) -> Tensor | None:
-        if "noise" not in self.policy.needs:
-            return None
-        noise = torch.zeros(observed.shape, device=observed.device)
-        for seat, generator in _seated(blocks):
-            noise[seat] = torch.rand(self.width, generator=generator, device=noise.device)
-        return noise
+    def _drawn(self, draw: int) -> Tensor:
+        """Uniform numbers [seats, W, 1]: a function of the block's seed, its step and the position."""
+        return uniform(self.seeds, self.steps, self.width, draw)
 
     def _record(self, reason: Tensor, tokens: Tensor, confidence: Tensor, blocks: Sequence[Block]) -> None:
         """Note what this step commits and why; boards are [seats, W]."""
@@ -208,13 +195,7 @@ class Blocks:
         seat, place = reason.nonzero(as_tuple=True)
         facts = torch.stack([seat, place, tokens[seat, place], reason[seat, place]]).tolist()
         for s, position, token, why, sure in zip(*facts, confidence[seat, place].tolist(), strict=True):
-            sitting[s].commits.append(Commit(position, token, sitting[s].turn, REASONS[why], sure))
-
-
-def _seated(blocks: Sequence[Block]) -> list[tuple[int, Generator]]:
-    """Seats and random numbers of the blocks, by seat."""
-    found = [(each.seat, each.generator) for each in blocks if each.seat is not None and each.generator is not None]
-    return sorted(found, key=lambda one: one[0])
+            sitting[s].commits.append(Commit(position, token, sitting[s].block_step, REASONS[why], sure))
 
 
 def stable_seed(*parts: object) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tacg.errors import TacgError, unknown
 from tacg.knobs import Knobs, knob, own_knobs
 from tacg.policies import find_preset, get_policy
-from tacg.scan.look import BACKENDS
+from tacg.scan.step_scan import BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -30,8 +30,8 @@ class Settings(Knobs):
     base: str = knob("confidence", "the policy that TACG gates")
     preset: str | None = knob(None, "published settings to start from, such as llada2-mini/any")
     steps: int | None = knob(None, "denoising steps of a block at most (none: one per position)", low=1)
-    temperature: float = knob(0.0, "0 proposes the argmax, above it Gumbel samples", symbol="T", low=0)
-    seed: int = knob(0, "of the random numbers, together with the request's id", low=0)
+    temperature: float = knob(0.0, "0: most probable token; above 0: random sampling", symbol="T", low=0)
+    seed: int = knob(0, "random seed, together with the request's id", low=0)
     memory: str = knob(
         "auto", "how the reference is kept: auto takes bf16 for large blocks", choices=("auto", "fp32", "bf16")
     )
