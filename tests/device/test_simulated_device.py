@@ -13,7 +13,10 @@ from torch.nn import functional as F
 import tacg
 from tacg.bench.simulated_device import DeviceTensor, MixedDevicesError, SimulatedDevice, guard
 from tacg.errors import TacgError
+from tacg.scan import Memory, scan
 from tacg.tasks import get_task
+from tacg.types import Contrast, Needs
+from tests.worlds import trajectory
 
 KINDS = ("kernel", "read", "upload")
 
@@ -177,11 +180,11 @@ def test_shapes_do_not_change_underneath() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_is_left_behind(fails: bool) -> None:
-    from tacg.scan import triton as scan
+    module = pytest.importorskip("tacg.scan.triton")
 
     def world() -> tuple[object, ...]:
         lifting = torch._C._only_lift_cpu_tensors()  # type: ignore[attr-defined]
-        return torch.Generator, torch.cuda._lazy_init, torch.cuda.synchronize, scan.scan_kernel, lifting
+        return torch.Generator, torch.cuda._lazy_init, torch.cuda.synchronize, module.scan_kernel, lifting
 
     before = world()
     kept = []
@@ -210,14 +213,34 @@ def test_nothing_is_left_behind(fails: bool) -> None:
 def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(TacgError, match="C\\+\\+ compiler.*no-such-compiler"):
+    with pytest.raises(TacgError, match=r"C\+\+ compiler.*no-such-compiler"):
         guard._library()
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho 'error: out of order' >&2\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv("CXX", str(broken))
-    with pytest.raises(TacgError, match="cannot be compiled.*out of order"):
+    with pytest.raises(TacgError, match=r"cannot be compiled.*out of order"):
         guard._library()
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@torch.no_grad()
+def test_emulated_scan_is_the_kernel(sampled: bool) -> None:
+    """Against the kernel itself in Triton's interpreter: signals, and the history that they come from."""
+    pytest.importorskip("triton")
+    needs = Needs("margin", "entropy", "kl", "reference", "readout", contrast=Contrast(0.7, 0.6))
+
+    def scanned(device: str) -> list[dict[str, Tensor]]:
+        memory, slots = Memory(2, 3, device), torch.arange(6, device=device)
+        proposal = torch.tensor([3, 1, 4, 1, 5, 2], device=device) if sampled else None
+        frames = [frame.float().to(device) for frame in trajectory(3, 4, 6, 1000, scale=3.0)]
+        return [scan(frame, slots, memory, needs, proposal, backend="triton") for frame in frames]
+
+    expected = scanned("cpu")
+    with SimulatedDevice() as device:
+        found = [{name: values.cpu() for name, values in each.items()} for each in scanned("cuda")]
+    assert device.tally.by("operation")["scan_kernel"] == {"kernel": 4}
+    torch.testing.assert_close(found, expected, atol=3e-6, rtol=2e-5)
 
 
 @pytest.fixture(scope="module")
@@ -241,9 +264,7 @@ def pocket() -> tuple[tacg.LLM, tacg.LLM]:
     ],
     ids=str,
 )
-def test_decodes_equal_the_cpus(
-    policy: str, settings: dict[str, object], pocket: tuple[tacg.LLM, tacg.LLM]
-) -> None:
+def test_decodes_equal_the_cpus(policy: str, settings: dict[str, object], pocket: tuple[tacg.LLM, tacg.LLM]) -> None:
     """Every commit: token, step, reason and confidence, with the readable scan's arithmetic on both sides."""
     task = get_task("pocket-math")
     prompts = [problem.prompt for problem in task.problems("dev", 3)]

@@ -55,6 +55,8 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class SimulatedDevice:
     """While this context is open, `cuda` (and `cuda:1`, …) can be used as a device, and `tally` counts what it does.
 
+    That holds for the thread that opened it. What was put on the device can be used on the next one that is opened.
+
     The phase that something is counted under is set by `phase`, or by a label of the profiler in the code that runs:
     `torch.profiler.record_function("tacg.scan")` begins the phase `scan`.
     """
@@ -87,7 +89,7 @@ class SimulatedDevice:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count under this name; the innermost wins."""
+        """Count under this name; the innermost wins. Also a decorator of functions."""
         self._phases.append(name)
         try:
             yield
