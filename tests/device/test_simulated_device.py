@@ -223,6 +223,7 @@ def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
         guard._library()
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of history that is not there yet, and not used
 @pytest.mark.parametrize("sampled", [False, True])
 @torch.no_grad()
 def test_emulated_scan_is_the_kernel(sampled: bool) -> None:
