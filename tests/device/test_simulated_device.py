@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -250,6 +252,24 @@ def pocket() -> tuple[tacg.LLM, tacg.LLM]:
         return tacg.load("pocket"), tacg.load("pocket", device="cuda")
 
 
+@dataclass(frozen=True)
+class Forgetful(tacg.Policy):
+    """Right on a CPU, wrong on a GPU: it makes a tensor without saying where."""
+
+    name: ClassVar[str] = "forgetful"
+
+    def decide(self, signals: tacg.Signals, state: tacg.State) -> tuple[tacg.Decision, tacg.State]:
+        floor = torch.full((signals.confidence.shape[1],), 0.5)
+        return tacg.Decision(signals.eligible & (signals.confidence > floor), rank=signals.confidence), state
+
+
+def test_a_planted_mix_is_caught(pocket: tuple[tacg.LLM, tacg.LLM]) -> None:
+    home, away = pocket
+    assert home.generate("1 + 1", Forgetful(), gen_length=8).tokens
+    with SimulatedDevice(), pytest.raises(MixedDevicesError, match=r"cuda:0 \(1, 8\) and cpu \(8,\)"):
+        away.generate("1 + 1", Forgetful(), gen_length=8)
+
+
 @pytest.mark.parametrize(
     ("policy", "settings"),
     [
@@ -258,7 +278,7 @@ def pocket() -> tuple[tacg.LLM, tacg.LLM]:
         ("tacg", {}),
         ("tacg+klass", {}),
         ("tacg", {"temperature": 0.7}),
-        ("schedule", {"rank_by": "random", "steps": 12}),
+        ("schedule", {"rank_by": "random", "steps": 6}),
         ("tacg", {"cache": "dual"}),
         ("tacg", {"observe": "sequence"}),
         ("tacg", {"memory": "hidden"}),
@@ -270,9 +290,10 @@ def test_decodes_equal_the_cpus(policy: str, settings: dict[str, object], pocket
     task = get_task("pocket-math")
     prompts = [problem.prompt for problem in task.problems("dev", 3)]
     home, away = pocket
-    expected = home.generate(prompts, policy, **task.decode, **settings, scan="reference")
+    settings = {**task.decode, "gen_length": 32, **settings}
+    expected = home.generate(prompts, policy, **settings, scan="reference")
     with SimulatedDevice() as device:
-        found = away.generate(prompts, policy, **task.decode, **settings)
+        found = away.generate(prompts, policy, **settings)
     assert found == expected
     launched = device.tally.by("operation").get("scan_kernel", {})
     assert bool(launched) == (settings.get("memory") != "hidden"), "the emulated kernel was taken where it can be"
