@@ -18,7 +18,7 @@ LIMITS = {
     ("pocket", "tacg", "", 8): (128, 11, 4),
     ("pocket", "tacg+klass", "", 1): (130, 11, 4),
     ("pocket", "tacg", "temperature 0.7", 8): (200, 11, 5),
-    ("pocket", "tacg", "all unlike", 32): (326, 30, 12),
+    ("pocket", "tacg", "all unlike", 32): (3526, 322, 128),
     ("random llada2", "tacg", "prompts of unlike length", 8): (926, 84, 32),
 }
 PHASES = {"scan", "decide", "commit"}

@@ -36,7 +36,7 @@ POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("confidence", {}), ("klass", {}), ("tacg", {}), ("tacg+klass", {}), ("tacg", {"temperature": 0.7}),
 )  # fmt: skip
 BATCHES = (1, 8, 32)
-THRESHOLDS = (0.7, 0.8, 0.9, 0.95)
+THRESHOLDS = (0.9, 0.95, 0.98, 0.99)
 # The phase of a step that each method of the engine belongs to. Where the engine says so itself, by a label of the
 # profiler, that wins; a class or method that is not there is passed over.
 _ROWS = {
@@ -149,11 +149,12 @@ def cases(*, quick: bool = False) -> Iterator[tuple[Denoiser, Case]]:
 
 
 def _unlike(prompts: Sequence[tuple[int, ...]], settings: Mapping[str, Any]) -> tuple[Request, ...]:
-    """Rows that differ in the length of prompt and answer, and in their threshold."""
-    made = []
+    """Rows that differ in the length of prompt and answer, and in their threshold. None stops early: all stay a while."""
+    made, longest = [], max(map(len, prompts))
     for i, prompt in enumerate(prompts):
         policy, decode = resolve("tacg", {**settings, "threshold": THRESHOLDS[i % len(THRESHOLDS)]})
-        made.append(Request((prompt * 8)[: 16 + i], policy, decode.turn(gen_length=24 + i)))
+        longer = prompt[:1] * (longest + i - len(prompt)) + prompt
+        made.append(Request(longer, policy, decode.turn(gen_length=48 + i, early_stop=False)))
     return tuple(made)
 
 

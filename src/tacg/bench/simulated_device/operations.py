@@ -23,7 +23,7 @@ FREE = {
 # How often an operation's CUDA code waits for the device: the size of the result, or a check, depends on values.
 READS = {
     "_local_scalar_dense": 1, "nonzero": 1, "masked_select": 1, "equal": 1, "_unique": 1, "_unique2": 1,
-    "unique_dim": 1, "unique_consecutive": 1, "unique_dim_consecutive": 1, "bincount": 2, "multinomial": 2,
+    "unique_dim": 1, "unique_consecutive": 1, "unique_dim_consecutive": 1, "bincount": 2,
 }  # fmt: skip
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 FILLING = {"masked_fill", "masked_fill_", "index_fill", "index_fill_"}
