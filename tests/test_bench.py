@@ -8,14 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from tacg.bench.simulated_device.guard import register_guard
+from tacg.errors import TacgError
 from tacg.experiments.rows import read_rows
 from tests.test_cli import TACG
 
-KINDS = {"scan": 6, "gate": 12, "memory": 3, "decode": 3, "cache": 10, "load": 2}
+KINDS = {"scan": 6, "gate": 12, "memory": 3, "decode": 3, "device": 4, "cache": 10, "load": 2}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_glance_at_each(kind: str, tmp_path: Path) -> None:
+    if kind == "device":
+        try:
+            register_guard()
+        except TacgError as error:
+            pytest.skip(str(error))
     model = ["--model", "tiny"] if kind == "decode" else []
     words = [TACG, "bench", kind, "--quick", "--json", "--out", str(tmp_path), *model]
     for times in (1, 2):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tacg.experiments.rows import Row
 
-KINDS = ("scan", "gate", "memory", "decode", "cache", "load", "serve", "fleet", "graders")
+KINDS = ("scan", "gate", "memory", "decode", "device", "cache", "load", "serve", "fleet", "graders")
 EPILOG = """[bold]Examples[/bold]
 
 tacg bench scan                              a step outside the model, against plainer ways of doing it
@@ -25,6 +25,8 @@ tacg bench gate                              commit_step in your own loop: over 
 tacg bench memory                            what the reference takes: fp32, bf16, hidden states
 
 tacg bench decode                            tokens a second by batch size, and where the time goes
+
+tacg bench device                            kernels, reads and uploads of a step on a simulated GPU, and where they are
 
 tacg bench cache --prompts 256,1024 --json   what each cache saves, over the length of the prompt
 
@@ -73,6 +75,11 @@ def main(
     elif kind == "decode":
         rows = _collect(_decodes(model, quick), 3 if quick else 9, out)
         present("Whole decodes", rows, decode.tables(rows), {"shares.png": draw_shares}, out, as_json)
+    elif kind == "device":
+        from tacg.bench import device
+
+        rows = _collect(device.measure(quick=quick), 4 if quick else 17, out)
+        present("A step on a simulated device", rows, device.tables(rows), {}, out, as_json)
     elif kind == "cache":
         lengths = _lengths(prompts)[: 2 if quick else None]
         rows = _collect(cache.measure(lengths, gen_length, quick=quick), 5 * len(lengths), out)

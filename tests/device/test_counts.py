@@ -1,0 +1,46 @@
+"""A ratchet on what a step asks of a GPU outside the forward. Counts, not times: lower a limit when it is beaten."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from tacg.bench.device import KINDS, Case, cases, count, row_of
+from tacg.experiments.rows import Row
+from tacg.models.base import Denoiser
+
+# model, policy, case, rows: the median of kernels, reads and uploads in steps in which no row comes or goes.
+LIMITS = {
+    ("pocket", "confidence", "", 1): (71, 9, 4),
+    ("pocket", "klass", "", 1): (88, 9, 4),
+    ("pocket", "tacg", "", 1): (110, 10, 4),
+    ("pocket", "tacg", "", 8): (128, 11, 4),
+    ("pocket", "tacg+klass", "", 1): (130, 11, 4),
+    ("pocket", "tacg", "temperature 0.7", 8): (200, 11, 5),
+    ("pocket", "tacg", "all unlike", 32): (3526, 322, 128),
+    ("random llada2", "tacg", "prompts of unlike length", 8): (926, 84, 32),
+}
+PHASES = {"scan", "decide", "commit"}
+
+
+@functools.cache
+def known() -> dict[tuple[str, str, str, int], tuple[Denoiser, Case]]:
+    return {(case.model, case.policy, case.about, len(case.requests)): (model, case) for model, case in cases()}
+
+
+@pytest.fixture(params=LIMITS, ids=lambda key: "-".join(map(str, key)))
+def measured(request: pytest.FixtureRequest) -> tuple[tuple[int, int, int], Row]:
+    model, case = known()[request.param]
+    return LIMITS[request.param], row_of(case, count(model, case.requests))
+
+
+def test_a_steady_step_stays_within_its_limits(measured: tuple[tuple[int, int, int], Row]) -> None:
+    limits, row = measured
+    assert row["steady_steps"] >= 8, "there is something to take a median of"
+    assert row["scan"].startswith("triton"), "what a CUDA user gets"
+    told = "\n".join(f"{line}: {counts}" for line, counts in row["lines"].items())
+    for name, limit in zip(KINDS, limits, strict=True):
+        assert row[name] <= limit, f"more {name} than before; reads and uploads of a steady step:\n{told}"
+    assert row["phases"].keys() >= PHASES, "the engine's phases are told apart"
+    assert row["forward"]["uploads"] == 0
