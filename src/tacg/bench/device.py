@@ -39,15 +39,13 @@ BATCHES = (1, 8, 32)
 THRESHOLDS = (0.9, 0.95, 0.98, 0.99)
 # The phase of a step that each method of the engine belongs to. Where the engine says so itself, by a label of the
 # profiler, that wins; a class or method that is not there is passed over.
-_ROWS = {
-    "window": "pack", "draw": "draw", "look": "scan", "decide": "decide", "commit": "commit", "advance": "advance",
-    "leave": "finish", "step_events": "events",
-}  # fmt: skip
 PHASES = {
     ("tacg.engine.loop", "Engine"): {"submit": "admit", "_admit": "admit", "_forward": "pack"},
-    ("tacg.engine.lane", "Lane"): _ROWS,
-    ("tacg.engine.batch", "Batch"): _ROWS,
-}
+    ("tacg.engine.batch", "Batch"): {
+        "join": "admit", "forward_input": "pack", "scan": "scan", "decide": "decide", "commit": "commit",
+        "read": "read", "leave": "finish",
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from unittest import mock
 
 import torch
 
-from tacg.scan.reference import contrast as contrasted
-from tacg.scan.reference import follow, read
+from tacg.scan.reference import contrast as contrasted, lowest
+from tacg.scan.reference import follow, read, lowest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Launch = Callable[[Callable[..., None], dict[str, Any]], None]
 
-SCALARS = ("peak", "confidence", "margin", "entropy", "kl", "reference", "readout")  # as in the kernel's output
+SCALARS = ("peak", "confidence", "margin", "gap", "entropy", "kl", "reference", "readout")  # as in the kernel's output
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def scan_kernel(
 ) -> None:  # fmt: skip
     """What the kernel of this name leaves in `token_out`, `scalars_out` and the history (see `tacg.scan.triton`)."""
     begins = first.bool()
-    names = frozenset({"margin", "entropy"} | ({"kl"} if divergence else set()))
+    names = frozenset({"margin", "gap", "entropy"} | ({"kl"} if divergence else set()))
     found = read(
         logits, None, proposal if proposed else None, names, previous if divergence else None, slots, begins
     )  # fmt: skip
@@ -63,6 +63,8 @@ def scan_kernel(
             there = contrasted(logits, rows, reference, slots, found["token"], weight)
             found[name] = torch.where(begins, found["confidence"], there)
         follow(reference, slots, logits, rows, found["peak"], begins, beta)
+    usable = (found["peak"] > lowest(logits.dtype)) & (found["peak"] < torch.inf)
+    found["confidence"] = found["confidence"].masked_fill(~usable, torch.nan)
     token_out.copy_(found["token"])
     for name, scalars in zip(SCALARS, scalars_out, strict=True):
         if name in found:
