@@ -147,7 +147,7 @@ def cases(*, quick: bool = False) -> Iterator[tuple[Denoiser, Case]]:
 
 
 def _unlike(prompts: Sequence[tuple[int, ...]], settings: Mapping[str, Any]) -> tuple[Request, ...]:
-    """Rows that differ in the length of prompt and answer, and in their threshold. None stops early: all stay a while."""
+    """Rows that differ in the length of prompt and answer, and in their threshold; none stops early."""
     made, longest = [], max(map(len, prompts))
     for i, prompt in enumerate(prompts):
         policy, decode = resolve("tacg", {**settings, "threshold": THRESHOLDS[i % len(THRESHOLDS)]})
