@@ -70,13 +70,12 @@ class GateConfig(Knobs):
 
 @dataclass(frozen=True, slots=True)
 class GateStep:
-    """What the gate decided, all [R, L]. `commit` = `base` | `extra`. Outside the mask: token -1, streak 1, rest 0.
+    """What the gate decided, all [R, L]. Outside the mask: token -1, streak 1, rest 0.
 
-    commit, base, extra (bool); tokens, streak (int64); confidence, support, readiness (float). Support is measured
+    commit, base, extra (bool), `commit` = `base` | `extra`; tokens, streak (int64); confidence, support, readiness (float). Support is measured
     where it can decide something, and everywhere if that was asked for; elsewhere it is 0.
     """
 
-    commit: Tensor
     base: Tensor
     extra: Tensor
     tokens: Tensor
@@ -85,11 +84,16 @@ class GateStep:
     readiness: Tensor
     streak: Tensor
 
+    @property
+    def commit(self) -> Tensor:
+        """What is to be written now."""
+        return self.base | self.extra
+
 
 def persistence(signals: Signals, tokens: Tensor, streak: Tensor) -> Tensor:
     """h: int64 [R, L], consecutive observations with an unchanged proposal; 1 at the first one."""
     same = signals.observed & ~signals.first & (signals.token == tokens)
-    return torch.where(same, streak + 1, 1)
+    return streak * same + 1
 
 
 def temporal_support(signals: Signals, config: GateConfig) -> Tensor:
@@ -132,11 +136,11 @@ def commit_rule(
         budget = share.ceil().long().clamp(min=1).clamp(max=config.k_extra)
 
     signals, asked = where_support_matters(signals, base, candidates, budget, quota, config)
-    support = torch.zeros_like(confidence)
-    if asked is not None:
-        support = torch.where(asked, temporal_support(signals, config), support)
+    support = torch.zeros_like(confidence) if asked is None else temporal_support(signals, config)
+    if asked is not None and asked is not signals.observed:
+        support = torch.where(asked, support, 0.0)
     readiness = confidence + config.support_lambda * support
     if config.max_support is not None:
         candidates &= support.abs() <= config.max_support
     extra = top(readiness, candidates, budget) if config.k_extra else torch.zeros_like(base)
-    return GateStep(base | extra, base, extra, signals.token, confidence, support, readiness, streak)
+    return GateStep(base, extra, signals.token, confidence, support, readiness, streak)

@@ -126,6 +126,7 @@ class Signals:
     written     int64 [R, L]  what the canvas holds; the mask id where `masked`
     grid        int64 [R, L]  the number of the block in which a position lies; `current` int64 [R]: the active one
     length      int64 [R]     positions of the answer
+    due         int64 [R]     what `quota` says, if the engine knows it already
     """
 
     observed: Tensor
@@ -144,6 +145,7 @@ class Signals:
     grid: Tensor | None = None
     current: Tensor | None = None
     length: Tensor | None = None
+    due: Tensor | None = None
 
     def __getattr__(self, name: str) -> Tensor:
         if name not in MEASURED:
@@ -182,6 +184,8 @@ class Signals:
         in the first n0 mod S steps, which is LLaDA's schedule. With as many steps as positions it is at most 1, and
         in the last step it is everything.
         """
+        if self.due is not None:
+            return self.due
         remaining = (self.steps - self.step).clamp(min=1)
         return -(-self.eligible.sum(dim=1) // remaining)
 
@@ -297,6 +301,5 @@ def top(score: Tensor, among: Tensor, k: Tensor | int) -> Tensor:
     """
     score = torch.where(among, score.clamp(min=torch.finfo(score.dtype).min), -torch.inf)
     order = score.sort(dim=1, descending=True, stable=True).indices
-    places = torch.arange(score.shape[1], device=score.device).expand_as(order)
-    rank = torch.empty_like(order).scatter_(1, order, places)
+    rank = order.argsort(dim=1)
     return among & (rank < (k[:, None] if isinstance(k, Tensor) else k))

@@ -85,16 +85,25 @@ def in_view(boards: Boards, needs: Needs, *, whole: bool) -> tuple[Tensor, Tenso
     return (boards.holes & here if needs.committed else eligible), eligible
 
 
+class Report(NamedTuple):
+    """All that the host reads of a step, in one tensor.
+
+    packed  int64 [S, 3 L + N]: reasons, tokens and confidences (the bits of a float32), then N scalars per row
+    names   of the scalars: first_mask and first_eos (L: none), block, step, open, stay, branches
+    """
+
+    packed: Tensor
+    names: tuple[str, ...]
+
+
 def advance(
     boards: Boards, answer: Tensor, signals: Signals, decision: Decision, needs: Needs, mask_id: int,
-    eos: Tensor | None, before: Tensor | None = None,
-) -> tuple[Boards, Tensor, Tensor, Tensor]:  # fmt: skip
+    eos: Tensor | None, ruler: Tensor, before: Tensor | None = None,
+) -> tuple[Boards, Tensor, Tensor, Report]:  # fmt: skip
     """Write what was decided: the boards and the answer [S, L] after the step, whose trajectories go on, the report.
 
-    The report, int64 [S, 3 L + 7], is all that the host reads of a step: reasons, tokens and confidences (the bits of
-    a float32), then the first mask, the first end of text (L: none), block, step, open blocks, stay, branches.
-
     eos     int64 [E], tokens that end an answer; None: nobody stops early
+    ruler   int64 [L + 1], 0 to L
     before  int64 [S, L], reasons of what was written at the beginning of the step (a branch that was chosen)
     """
     reason = resolve_commits(signals, decision)
@@ -110,29 +119,30 @@ def advance(
     if before is not None:
         token, reason = torch.where(before > 0, answer, token), torch.maximum(before, reason)
 
-    end = answer.shape[1]
-    place = torch.arange(end, device=answer.device)
+    place, end = ruler[:-1], ruler[-1]
     first_mask = torch.where(masked, place, end).amin(dim=1)
-    first_eos = torch.full_like(first_mask, end)
+    block = boards.grid.gather(1, first_mask.clamp(max=answer.shape[1] - 1)[:, None]).squeeze(1)
+    told = {"first_mask": first_mask, "block": block}
     if eos is not None:
         ends = (answer[:, :, None] == eos).any(dim=2) & boards.holes
-        first_eos = torch.where(ends, place, end).amin(dim=1)
-
-    block = boards.grid.gather(1, first_mask.clamp(max=end - 1)[:, None]).squeeze(1)
-    stay = torch.zeros_like(block)
+        told["first_eos"] = torch.where(ends, place, end).amin(dim=1)
     if decision.stay is not None:  # heeded while something is edited and steps are left
         edited = (reason == int(Reason.EDIT)).any(dim=1)
         staying = decision.stay & edited & (boards.step + 1 < signals.steps)
-        block, stay = torch.where(staying, boards.block, block), staying.long()
-    step = (boards.step + 1) * (block == boards.block)
-    opened = boards.open if decision.open is None else decision.open.clamp(min=1)
-    count = torch.zeros_like(block) if decision.branches is None else decision.branches.count
+        block = torch.where(staying, boards.block, block)
+        told |= {"block": block, "stay": staying.long()}
+    step = told["step"] = (boards.step + 1) * (block == boards.block)
+    opened = boards.open
+    if decision.open is not None:
+        opened = told["open"] = decision.open.clamp(min=1)
+    if decision.branches is not None:
+        told["branches"] = decision.branches.count
 
     kept = signals.observed if needs.committed else signals.observed & masked
     sure = signals.confidence.float().view(torch.int32).long()
-    scalars = torch.stack([first_mask, first_eos, block, step, opened, stay, count], dim=1)
-    report = torch.cat([reason, token, sure, scalars], dim=1)
-    return boards._replace(masked=masked, block=block, step=step, open=opened), answer, kept, report
+    packed = torch.cat([reason, token, sure, *(each[:, None] for each in told.values())], dim=1)
+    boards = boards._replace(masked=masked, block=block, step=step, open=opened)
+    return boards, answer, kept, Report(packed, tuple(told))
 
 
 def take_branch(boards: Boards, answer: Tensor, branches: Branches, chosen: Tensor) -> tuple[Boards, Tensor, Tensor]:

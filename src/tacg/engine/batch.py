@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from tacg.cache import Cache, block_edge, resolve_mode, window
-from tacg.engine.advance import Boards, advance, in_view, take_branch
+from tacg.engine.advance import Boards, Report, advance, in_view, take_branch
 from tacg.engine.draws import NOISE, PROPOSAL, SAMPLES, sample, uniform
 from tacg.models.base import Span
 from tacg.policies.state import resized, restart, stack
@@ -41,11 +41,13 @@ class Plan(NamedTuple):
     spans   of the rows, branches of a row one after another
     pack    int64 [N], their tokens as indices into the flat canvas
     offset  int64 [S, K, 1], where position 0 of the answer would be among these tokens, for each branch of a slot
+    inside  whether every position of every slot is among them
     """
 
     spans: list[Span]
     pack: Tensor
     offset: Tensor
+    inside: bool
 
 
 class StepView(NamedTuple):
@@ -54,12 +56,14 @@ class StepView(NamedTuple):
     observed, eligible  bool [S, L], the positions that are scanned, and those that may be committed
     places              int64 [P], the positions that logits are asked for, as indices into [S * L] (None: all)
     slots               int64 [P], where their history is kept (None: at `places`)
+    columns             int64 [S, W], the window of each row, on devices that look at all of it (None: everything)
     """
 
     observed: Tensor
     eligible: Tensor
     places: Tensor | None = None
     slots: Tensor | None = None
+    columns: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,7 @@ class Batch:
         self.rows += [None] * (rows - len(self.rows))
         self.length, self.prompt, self.width, self.most = length, prompt, width, most
         self.trajectories.memory.take_over(before.memory, slots, self._slots(self.trajectories.places()))
-        self.columns = torch.arange(width, device=self.device)
+        self.ruler = torch.arange(length + 1, device=self.device)
         self.origins = torch.arange(0, rows * length, length, device=self.device)[:, None]
         self.windows = None if width == length else torch.arange(rows * width, device=self.device)
 
@@ -186,10 +190,9 @@ class Batch:
             assert self.view.places is not None
             slot = self.view.places // self.length
             return tokens, plan.spans, self.view.places - slot * self.length + plan.offset[slot, 0, 0]
-        select = plan.offset + self.columns
-        if self.width < self.length:
-            select = select + self._left()[:, :, None]
-        return tokens, plan.spans, select.view(-1).clamp(max=len(tokens) - 1)  # free slots ask for anything
+        columns = self.ruler[:-1] if self.view.columns is None else self.view.columns[:, None]
+        select = (plan.offset + columns).view(-1)
+        return tokens, plan.spans, select if plan.inside else select.clamp(max=len(tokens) - 1)
 
     def _plan(self) -> Plan:
         """Lay out the spans of all rows and branches end to end."""
@@ -205,7 +208,8 @@ class Batch:
                     pack.append(columns + (row.slot * copies + copy) * size)
                     total += len(span)
                 offset[row.slot, copy] = total - span.stop + len(row.request.prompt)
-        return Plan(spans, torch.cat(pack).to(self.device), offset.to(self.device))
+        inside = int(offset.max()) + self.length <= total  # free slots and short rows may ask for what is not there
+        return Plan(spans, torch.cat(pack).to(self.device), offset.to(self.device), inside)
 
     def _span(self, row: Row) -> Span:
         """The part of the row that this step computes."""
@@ -239,7 +243,8 @@ class Batch:
             return StepView(observed, eligible, places, self._slots(places))
         if self.windows is None:
             return StepView(observed, eligible)
-        return StepView(observed, eligible, (self._left() + self.columns + self.origins).view(-1), self.windows)
+        columns = self._left() + self.ruler[: self.width]
+        return StepView(observed, eligible, (columns + self.origins).view(-1), self.windows, columns)
 
     def _slots(self, places: Tensor) -> Tensor:
         """int64 [P]: where the history of these positions, indices into [S * L], is kept."""
@@ -273,22 +278,21 @@ class Batch:
         assert self.view is not None
         view, boards = self.view, self.boards
         scan, drawn = self._scan(logits, hidden, view)
+        steps = boards.budgets.gather(1, boards.block[:, None]).squeeze(1)
         signals = scan.to_signals(
-            view.eligible & ~scan.broken(),  # rows with unusable logits fail: nothing more is written there
-            eager=eager, step=boards.step, steps=boards.budgets.gather(1, boards.block[:, None]).squeeze(1),
-            masked=boards.masked, written=self._answer, grid=boards.grid, current=boards.block, length=boards.length,
-            **drawn,
+            view.eligible, eager=eager, step=boards.step, steps=steps, masked=boards.masked, written=self._answer,
+            grid=boards.grid, current=boards.block, length=boards.length, **drawn,
         )  # fmt: skip
-        return scan, signals
+        return scan, replace(signals, due=signals.quota())
 
     def decide(self, signals: Signals) -> Decision:
         """Signals -> decision."""
         return self.trajectories.decide(self.policy, signals)
 
-    def commit(self, scan: StepScan, signals: Signals, decision: Decision, before: Tensor | None) -> Tensor:
+    def commit(self, scan: StepScan, signals: Signals, decision: Decision, before: Tensor | None) -> Report:
         """Write the canvas, move boards and trajectories on; the report for `read`."""
         self.boards, after, kept, report = advance(
-            self.boards, self._answer, signals, decision, self.needs, self.spec.mask_id, self.eos, before
+            self.boards, self._answer, signals, decision, self.needs, self.spec.mask_id, self.eos, self.ruler, before
         )
         self._answer.copy_(after)
         self.trajectories.follow(scan, kept)
@@ -305,13 +309,13 @@ class Batch:
     def _scan(self, logits: Tensor, hidden: Hidden | None, view: StepView) -> tuple[StepScan, dict[str, Any]]:
         """Read the logits; with what is random in this step, as far as anybody needs it."""
         boards, more = self.boards, {}
-        count = boards.block * (1 << 32) + boards.step  # no row sees a count twice
 
         def at_places(board: Tensor) -> Tensor:
             flat = board.flatten(0, 1)
             return flat if view.places is None else flat[view.places]
 
         def drawn(first: int, draws: int) -> Tensor:
+            count = boards.block * (1 << 32) + boards.step  # no row sees a count twice
             return uniform(boards.seed, count, self.length, first, draws)
 
         proposal = None
@@ -361,9 +365,9 @@ class Batch:
 
     # -- what the host learns --------------------------------------------------------------------------------------
 
-    def read(self, packed: Tensor, signals: Signals, decision: Decision) -> StepResult:
+    def read(self, told: Report, signals: Signals, decision: Decision) -> StepResult:
         """Read the report, the only question that a step asks the device, and bring the rows up to date with it."""
-        report, size = packed.cpu().numpy(), self.length
+        report, size = told.packed.cpu().numpy(), self.length
         reason, token, sure = report[:, :size], report[:, size : 2 * size], report[:, 2 * size : 3 * size]
         sure = sure.astype("int32").view("float32")
         broken = (sure != sure).nonzero()
@@ -372,7 +376,7 @@ class Batch:
         blocks = {row.slot: row.block for row in live}
         for row in live:
             if row.slot not in failed:
-                self._move(row, *scalars[row.slot])
+                self._move(row, dict(zip(told.names, scalars[row.slot], strict=True)))
         written: dict[int, list[Commit]] = {}
         at = reason.nonzero()
         facts = (*at, token[at], reason[at], sure[at])
@@ -385,19 +389,18 @@ class Batch:
             written.setdefault(slot, []).append(commit)
         return StepResult(signals, decision, blocks, written, failed)
 
-    def _move(
-        self, row: Row, first_mask: int, first_eos: int, block: int, step: int, opened: int, stay: int, count: int
-    ) -> None:
+    def _move(self, row: Row, told: dict[str, int]) -> None:
         """Where a row stands after the step. If its next forward differs, that is planned anew."""
-        before = (row.block, row.block_step == 0, row.open, row.branches)
+        before, copies = (row.block, row.block_step == 0, row.open), row.branches
+        first_mask, block = told["first_mask"], told["block"]
+        over = first_mask == self.length or told.get("first_eos", self.length) < first_mask
         row.steps += 1
-        row.done = stay == 0 and (first_mask == self.length or first_eos < first_mask)
-        row.block, row.block_step, row.open, row.branches = block, step, opened, max(1, count)
-        revising = self.needs.committed
-        row.settled = min(first_mask, row.blocks[max(block, 0)][0] if revising else first_mask, len(row.answer))
-        fixed = self.mode == "none" and self.spec.causal_block is None
-        after = (row.block, row.block_step == 0, row.open, row.branches)
-        if after[3] != before[3] or (not fixed and after != before):
+        row.done = over and not told.get("stay")
+        row.block, row.block_step, row.open = block, told["step"], told.get("open", 1)
+        row.branches = max(1, told.get("branches", 0))
+        row.settled = min(first_mask, row.blocks[block][0]) if self.needs.committed and not row.done else first_mask
+        moved = (row.block, row.block_step == 0, row.open) != before
+        if row.branches != copies or (moved and (self.mode != "none" or self.spec.causal_block is not None)):
             self.plan = None
 
 

@@ -24,18 +24,18 @@ def resolve_commits(signals: Signals, decision: Decision) -> Tensor:
     taken = base if decision.extra is None else base | (decision.extra & signals.eligible)
     quota = _quota(signals, decision)
     late = top(decision.rank, signals.eligible & ~taken, quota - taken.sum(dim=1))
-    reason = torch.where(base, int(Reason.BASE), torch.where(taken, int(Reason.EXTRA), late * int(Reason.FALLBACK)))
+    reason = (late * int(Reason.FALLBACK)).masked_fill(taken, int(Reason.EXTRA)).masked_fill(base, int(Reason.BASE))
     if decision.finish is not None and signals.masked is not None:
         rest = signals.masked & signals.observed & decision.finish[:, None] & (reason == 0)
-        reason = torch.where(rest, int(Reason.FINISH), reason)
+        reason = reason.masked_fill(rest, int(Reason.FINISH))
     if decision.edit is not None:
-        reason = torch.where(_revisable(signals, decision.edit), int(Reason.EDIT), reason)
+        reason = reason.masked_fill(_revisable(signals, decision.edit), int(Reason.EDIT))
     if decision.remask is not None:
         remask = _revisable(signals, decision.remask)
         # A row that would not get ahead keeps what it has, and so does one in its last step.
         ahead = remask.sum(dim=1) < ((reason > 0) & signals.eligible).sum(dim=1)
         remask &= (ahead & (signals.step + 1 < signals.steps))[:, None]
-        reason = torch.where(remask, int(Reason.REMASK), reason)
+        reason = reason.masked_fill(remask, int(Reason.REMASK))
     return reason
 
 

@@ -92,10 +92,9 @@ class Blocks:
         observed[seats] = masked[rows]
         line = seats.new_zeros(len(observed)).index_copy_(0, seats, rows)
         scan = self._scan(trajectories, logits, observed, line)
-        sound = observed & ~scan.broken()
         drawn = {"measured": {"noise": self._drawn(NOISE).squeeze(2)}} if "noise" in self.policy.needs else {}
-        signals = scan.to_signals(sound, step=self.steps, steps=self.budget, masked=observed, **drawn)
-        before = trajectories.state
+        signals = scan.to_signals(observed, step=self.steps, steps=self.budget, masked=observed, **drawn)
+        sound, before = signals.eligible, trajectories.state
         decision = trajectories.decide(self.policy, signals)
         reason = resolve_commits(signals, decision)
         present = torch.zeros_like(self.steps, dtype=torch.bool).index_fill_(0, seats, True)

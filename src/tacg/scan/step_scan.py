@@ -117,17 +117,18 @@ class StepScan:
     def to_signals(self, eligible: Tensor, *, eager: bool = False, **more: Any) -> Signals:
         """What was found, as boards [R, L]; `more` are further fields of `Signals`.
 
-        The contrast is measured where a policy asks; `eager`: everywhere.
+        In a row that has unusable logits nothing is eligible. The contrast is measured where a policy asks; `eager`: everywhere.
         """
         names = [name for name in self.found if name not in ("token", "peak")]
         boards = self.spread(torch.stack([self.found[name] for name in names]))
         measured = dict(zip(names, boards.unbind(), strict=True))
+        broken = measured["confidence"].isnan().any(dim=1, keepdim=True)
         lazy = self.needs.contrast is not None and not self.fused
         if lazy and eager:
             measured |= {name: self._measure(self.observed, name) for name in CONTRASTED if name in self.needs}
         return Signals(
             observed=self.observed,
-            eligible=eligible,
+            eligible=eligible & ~broken,
             first=self.first_board,
             token=self.spread(self.found["token"], -1),
             confidence=measured.pop("confidence"),
@@ -143,7 +144,8 @@ class StepScan:
             board = values.new_full((*values.shape[:-1], self.observed.numel()), neutral)
             values = board.index_copy_(-1, places, values)
         board = values.view(*values.shape[:-1], *self.observed.shape)
-        return board if self.exact else torch.where(self.observed, board, neutral)
+        # The fused kernel leaves neutral values where nobody looks.
+        return board if self.exact or self.fused else torch.where(self.observed, board, neutral)
 
     def _measure(self, where: Tensor, name: str) -> Tensor:
         """reference or readout where `where`, bool [R, L]; 0 elsewhere."""
@@ -168,10 +170,6 @@ class StepScan:
         else:
             found = self.backend.read(*asked, self.memory.store("reference", self.logits), self.undo)
         return found
-
-    def broken(self) -> Tensor:
-        """bool [R, 1]: rows that have unusable logits."""
-        return self.spread(self.found["confidence"].isnan()).any(dim=1, keepdim=True)
 
     @property
     def unusable(self) -> Tensor:

@@ -41,7 +41,8 @@ def scan_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """One position. `scalars_out` float32 [8, count]: peak, confidence, margin, gap, entropy, kl, reference, readout."""
     row = tl.program_id(0).to(tl.int64)
-    size = tl.where(tl.load(wanted + row) != 0, size, 0)  # what nobody reads costs nothing
+    read = tl.load(wanted + row) != 0
+    size = tl.where(read, size, 0)  # what nobody reads costs nothing, and is neutral
     slot = tl.load(slots + row)
     begins = tl.load(first + row) != 0
     lowest, nothing = -1e4, -3e38  # as SUPPRESSED in reference.py; below every logit, yet a number
@@ -109,20 +110,22 @@ def scan_kernel(  # type: ignore[no-untyped-def]
     own = peak
     if proposed:
         own = chosen
-    tl.store(token_out + row, best)
+    tl.store(token_out + row, tl.where(read, best, -1))
     tl.store(scalars_out + row, tl.where(bad > 0, float("nan"), peak))
     usable = (bad == 0) & (peak > lowest) & (peak < float("inf"))
-    tl.store(scalars_out + count + row, tl.where(usable, tl.exp(own - peak - shift), float("nan")))
-    tl.store(scalars_out + 2 * count + row, tl.exp(-shift) - tl.exp(second - peak - shift))
-    tl.store(scalars_out + 3 * count + row, peak - tl.maximum(second, lowest))
-    tl.store(scalars_out + 4 * count + row, entropy)
+    tl.store(scalars_out + count + row, tl.where(read, tl.where(usable, tl.exp(own - peak - shift), float("nan")), 0.0))
+    tl.store(scalars_out + 2 * count + row, tl.where(read, tl.exp(-shift) - tl.exp(second - peak - shift), 0.0))
+    tl.store(scalars_out + 3 * count + row, tl.where(read, peak - tl.maximum(second, lowest), 0.0))
+    tl.store(scalars_out + 4 * count + row, tl.where(read, entropy, 0.0))
     if divergence:
-        tl.store(scalars_out + 5 * count + row, -entropy - cross / total)
+        tl.store(scalars_out + 5 * count + row, tl.where(read, -entropy - cross / total, 0.0))
         tl.store(norm + slot, peak + shift)
     if contrast:
         mine = own - base
-        tl.store(scalars_out + 6 * count + row, tl.exp(ref_at - ref_peak) / ref_total)
-        tl.store(scalars_out + 7 * count + row, tl.exp(mine + w * (mine - ref_at) - out_peak) / out_total)
+        past = tl.exp(ref_at - ref_peak) / ref_total
+        readout = tl.exp(mine + w * (mine - ref_at) - out_peak) / out_total
+        tl.store(scalars_out + 6 * count + row, tl.where(read, past, 0.0))
+        tl.store(scalars_out + 7 * count + row, tl.where(read, readout, 0.0))
         tl.store(gauge + slot, peak)
 
 
@@ -135,7 +138,7 @@ def scan(
     reference = memory.store("reference", logits) if contrast is not None else logits
     previous = memory.store("previous", logits) if "kl" in needs else logits
     token = torch.empty(count, dtype=torch.int64, device=logits.device)
-    scalars = torch.zeros(8, count, device=logits.device)
+    scalars = torch.empty(8, count, device=logits.device)
     scan_kernel[(count,)](
         logits, logits.stride(0), logits.stride(1), slots, first.view(torch.int8), wanted.view(torch.int8),
         slots if proposal is None else proposal,

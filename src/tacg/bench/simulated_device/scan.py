@@ -47,7 +47,7 @@ def emulated_scan(launch: Launch) -> Iterator[None]:
 
 
 def scan_kernel(
-    *, logits: Tensor, slots: Tensor, first: Tensor, proposal: Tensor, reference: Tensor, previous: Tensor,
+    *, logits: Tensor, slots: Tensor, first: Tensor, wanted: Tensor, proposal: Tensor, reference: Tensor, previous: Tensor,
     token_out: Tensor, scalars_out: Tensor, w: float, beta: float, proposed: bool, contrast: bool, divergence: bool,
     **_: Any,
 ) -> None:  # fmt: skip
@@ -65,7 +65,8 @@ def scan_kernel(
         follow(reference, slots, logits, rows, found["peak"], begins, beta)
     usable = (found["peak"] > lowest(logits.dtype)) & (found["peak"] < torch.inf)
     found["confidence"] = found["confidence"].masked_fill(~usable, torch.nan)
-    token_out.copy_(found["token"])
+    read_here = wanted.bool()
+    token_out.copy_(found["token"].masked_fill(~read_here, -1))
     for name, scalars in zip(SCALARS, scalars_out, strict=True):
         if name in found:
-            scalars.copy_(found[name])
+            scalars.copy_(found[name].masked_fill(~read_here, 0.0))
