@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import operator
 import re
 from typing import Any
 
@@ -16,7 +18,12 @@ EITHER = re.compile(r"\\(?:text|mbox|mathrm)\{\s*or\s*\}|\\lor(?![a-zA-Z])|\\vee
 HEDGES = r"(?:approximately|approx\.?|about|roughly|around)"
 SPELLINGS = (
     (re.compile(r"\\varnothing(?![a-zA-Z])|∅"), r"\\emptyset"),
-    (re.compile(rf"(?<=\{{)\s*(?:\\(?:text|mbox|mathrm)\{{\s*{HEDGES}\s*\}}|{HEDGES}\s|\\(?:approx|sim|simeq)(?![a-zA-Z])|≈)"), " "),
+    (
+        re.compile(
+            rf"(?<=\{{)\s*(?:\\(?:text|mbox|mathrm)\{{\s*{HEDGES}\s*\}}|{HEDGES}\s|\\(?:approx|sim|simeq)(?![a-zA-Z])|≈)"
+        ),
+        " ",
+    ),
 )
 
 
@@ -36,13 +43,12 @@ def equal(gold: str, answer: str, as_sets: bool = True) -> bool:
 def _either(answer: str) -> Any:
     """The values that satisfy one of several inequalities in the last box, as a set."""
     from math_verify import parse
-    from sympy import Union
 
     box = last_box(answer) or ""
     relations = [parse(f"\\boxed{{{part}}}")[0] for part in EITHER.split(box)]
     if len({symbol for relation in relations for symbol in relation.free_symbols}) != 1:
         raise ValueError("inequalities in one unknown are a set of numbers")
-    return Union(*(relation.as_set() for relation in relations))
+    return functools.reduce(operator.or_, (relation.as_set() for relation in relations))
 
 
 def main() -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tacg.tasks.base import Grade, Problem
 from tacg.tasks.boxes import last_box
 from tacg.tasks.files import FileTask, Item
 from tacg.tasks.numbers import Number, find_numbers, plain
 from tacg.tasks.released import gsm8k_answer, gsm8k_gold
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 SYSTEM = (
     "Your task is to answer the question below. Give step by step reasoning before you answer, and when you're ready "
@@ -41,7 +43,9 @@ DENIED = re.compile(r"\b(?:not|isn't|instead of|rather than)\s+[$€£]?$", re.I
 EXPLANATION = re.compile(r"\b(?:because|since)\b|\((?:check|verif|as\b)", re.IGNORECASE)
 LABEL = re.compile(r":\s")  # Day 1: 5
 # Between two numbers that are not one: sums that are not worked out, ranges, ratios, bare lists.
-JOINT = re.compile(r"[\s$€£]*(?:[-−–+×x÷/:,;&]|and|or|to|plus|minus|times|divided by|, and|, or)?[\s$€£]*", re.IGNORECASE)
+JOINT = re.compile(
+    r"[\s$€£]*(?:[-−–+×x÷/:,;&]|and|or|to|plus|minus|times|divided by|, and|, or)?[\s$€£]*", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +123,7 @@ def _announced(words: str, units: frozenset[str]) -> Fraction | None:
     meant = [
         number
         for number, after in zip(numbers, [*numbers[1:], None], strict=True)
-        if not DENIED.search(words[: number.start])
+        if not DENIED.search(words[max(0, number.start - 20) : number.start])
         and not (after is not None and LABEL.match(words[number.end : after.start]))
     ]
     if not meant:

@@ -53,12 +53,11 @@ class Math500(FileTask):
         _need_math_verify()
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """The same letters, or the same by algebra."""
+        """The same letters, the same number, or the same by algebra."""
         data = problem.data
         gold = data["gold"]
-        right = (
-            same_words(gold, answer) or same_number(gold, answer) or same_by_algebra(gold, answer, data["question"])
-        )
+        same = same_number(gold, answer)
+        right = same_words(gold, answer) or (same_by_algebra(gold, answer, data["question"]) if same is None else same)
         return Grade(right, float(right), math_equal(data["question"], data["solution"], answer))
 
 
@@ -67,10 +66,10 @@ def same_words(gold: str, answer: str) -> bool:
     return _bare(_final(answer)) == _bare(gold) != ""
 
 
-def same_number(gold: str, answer: str) -> bool:
-    """Whether both are nothing but a number, and the same one, in the ways that algebra does not read: 1.2 thousand."""
-    told = whole_number(_final(answer).strip().rstrip("."))
-    return told is not None and told == whole_number(gold)
+def same_number(gold: str, answer: str) -> bool | None:
+    """Whether both are the same number; None unless both are nothing but one. Algebra takes "thousand" for a unit."""
+    mine, told = whole_number(gold), whole_number(_final(answer).strip().rstrip("."))
+    return None if mine is None or told is None else mine == told
 
 
 def _final(answer: str) -> str:

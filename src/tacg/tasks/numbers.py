@@ -1,8 +1,7 @@
 """Numbers as people write them: digits in groups, fractions, powers of ten, thousands and dozens, words.
 
-Where a spelling can mean two things, English is meant: 1.200 is a little more than one, 1,200 is more than a thousand. A
-comma before one or two digits, or after a lone 0, has no English meaning and is a decimal comma: 12,5 and 0,125. Clock
-times with minutes, ratios, ranges, bare lists and sums that are not worked out are not one number.
+Where a spelling can mean two things, English is meant: 1.200 is a little more than one, 1,200 is more than a thousand.
+A comma before one or two digits, or after a lone 0, has no English meaning and is a decimal comma: 12,5 and 0,125.
 """
 
 from __future__ import annotations
@@ -11,6 +10,10 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LONGEST = 300  # characters: what is longer is babble
 POWERS = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
@@ -43,7 +46,7 @@ NUMBER = re.compile(
           | \s?\^\s?\(? (?P<power> -?\d{{1,2}} )(?!\d) \)? )?
         (?: \s+and\s+a\s+(?P<half> half | quarter )\b )?
     )
-    (?: (?:\s{{0,3}}|-) (?P<scale> {"|".join(POWERS)} )s?\b | (?P<letter> bn | [kmb] )\b )?
+    (?: (?:\s{{0,3}}|-) (?P<scale> {"|".join(POWERS)} )s?\b | (?(money)(?P<letter> bn | [kmb] )\b|(?!)) )?
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -87,7 +90,7 @@ def _scale(match: re.Match[str], units: frozenset[str]) -> int:
     word = (match["scale"] or "").lower()
     if word and word not in units:
         return POWERS[word]
-    return LETTERS[match["letter"].lower()] if match["letter"] and match["money"] else 1
+    return LETTERS[match["letter"].lower()] if match["letter"] else 1
 
 
 def _continues(last: Number, scale: int, number: Number, text: str) -> bool:
@@ -129,11 +132,11 @@ def _decimal(amount: str) -> Fraction:
 # --- words -----------------------------------------------------------------------------------------------------------
 
 ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-PARTS = "half third quarter fifth sixth seventh eighth ninth tenth".split()  # a half is the first of them, 1/2
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+PARTS = ("half", "third", "quarter", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")  # 1/2 to 1/10
 
 
 def _spell(number: int) -> str:
@@ -148,8 +151,9 @@ def _spell(number: int) -> str:
     return " ".join(words)
 
 
-SMALL = {_spell(number): number for number in range(1000)}
-WORD = rf"(?:{'|'.join([*ONES, *TENS, *POWERS, *(part + 's?' for part in PARTS), 'halves', 'an?'])})\b"
+SMALL = {f"{_spell(number)} hundred": 100 * number for number in range(11, 100)}  # twelve hundred
+SMALL |= {_spell(number): number for number in range(1000)}
+WORD = rf"(?:{'|'.join([*ONES, *TENS, *POWERS, *(part + 's?' for part in PARTS), 'fourths?', 'halves', 'an?'])})\b"
 HEDGES = r"about|approximately|approx|around|roughly|exactly|nearly|only|just|a total of"
 IN_WORDS = re.compile(
     rf"\W*(?:(?:{HEDGES})\W+)*(?P<sign>(?:negative|minus)\s+)?(?P<words>(?>{WORD}(?:(?:\s+|-)(?:and\s+)?{WORD})*))"
@@ -165,7 +169,8 @@ def _in_words(text: str, units: frozenset[str]) -> Number | None:
         return None
     words = re.sub(r"-|\s+", " ", match["words"].lower())
     words = re.sub(r"(?:^|\s)an?$", "", words)  # "eighteen a day"
-    value = _sum_of_words(re.sub(r"\ban?\b", "one", words).replace("halves", "half"), units) if words else None
+    words = re.sub(r"\ban?\b", "one", words).replace("halves", "half").replace("fourth", "quarter")
+    value = _sum_of_words(words, units) if words else None
     if value is None:
         return None
     return Number(-value if match["sign"] else value, match.start("words"), match.end())
@@ -199,7 +204,7 @@ def _sum_of_words(words: str, units: frozenset[str]) -> Fraction | None:
 # --- LaTeX, Markdown, Unicode ----------------------------------------------------------------------------------------
 
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-SPELLINGS = [
+SPELLINGS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"[\u00a0\u2007\u2009\u202f]|\\[,;: ]|~", " "),
     (r"\\!|`", ""),
     (r"(?m)^\s*[-*+•]\s+", ""),  # bullets; the sign of a number stands right before it
