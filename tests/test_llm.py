@@ -106,7 +106,12 @@ def test_templates_cannot_reach_out(checkpoint: Path) -> None:
         with pytest.raises(tacg.TacgError, match=message):
             tacg.load(checkpoint).encode("Hi")
     older = {
-        "chat_template": [{"name": "tool", "template": "?"}, {"name": "default", "template": "{{ messages[0].role }}"}]
+        "chat_template": [
+            {"name": []},
+            {"name": "tool", "template": "?"},
+            {"name": "default", "template": "{{ messages[0].role }}"},
+        ],
+        "bos_token": {"special": True},
     }
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(older))
     assert tacg.load(checkpoint).encode("Hi") == tacg.load(checkpoint).tokenizer.encode("user")

@@ -99,7 +99,7 @@ def _backend(directory: Path, config: Mapping[str, Any]) -> Any:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         what = path if path.is_file() else vocabulary
-        raise TacgError(f"{what} is not a tokenizer that can be read: {error}.") from None
+        raise TacgError(f"{what} is not a tokenizer that can be read: {str(error)[:300]}.") from None
 
 
 def _byte_pairs(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> Any:
@@ -126,8 +126,8 @@ def _byte_pairs(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> An
 def _plain(template: Any) -> str | None:
     """A chat template of tokenizer_config.json: a string, or, in an older layout, a list of named ones."""
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[0].get("template") if named else None
     return template if isinstance(template, str) else None
 
 

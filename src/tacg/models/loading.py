@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from tacg.errors import TacgError, unknown
 from tacg.models.base import ModelSpec
 from tacg.models.dream import Dream, DreamConfig
+from tacg.models.fields import short
 from tacg.models.llada import Llada, LladaConfig
 from tacg.models.llada2 import Llada2, Llada2Config
 from tacg.models.llada_moe import LladaMoe, LladaMoeConfig
@@ -62,7 +63,7 @@ def load_checkpoint(
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise TacgError(
-            f"{directory / 'config.json'}: model_type {family!r} is not supported. "
+            f"{directory / 'config.json'}: model_type {short(family)} is not supported. "
             f"Supported: {', '.join(FAMILIES)} (see `tacg models`)."
         )
     with torch.device("meta"):
@@ -306,5 +307,5 @@ def _ids(field: str, value: Any, size: int) -> list[int]:
     """An id, or a list of them, from config.json."""
     ids = value if isinstance(value, list) else [value]
     if not ids or not all(type(each) is int and 0 <= each < size for each in ids):
-        raise TacgError(f"config.json: `{field}` must be a token id below {size}, got {value!r}.")
+        raise TacgError(f"config.json: `{field}` must be a token id below {size}, got {short(value)}.")
     return ids
