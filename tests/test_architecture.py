@@ -15,7 +15,7 @@ FLOORS = [
     ["knobs", "types"],
     ["scan"],
     ["gate"],
-    ["policies", "models", "text", "cache"],
+    ["policies", "models", "text", "templates", "cache"],
     ["engine", "tasks"],
     ["llm"],
     ["experiments", "trace"],

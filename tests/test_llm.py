@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import tacg
+from tacg import templates
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,12 +100,18 @@ def test_templates_cannot_reach_out(checkpoint: Path) -> None:
         ("{% for x %}", "chat template fails"),
         ("{{ messages[0].content + 3 }}", "chat template fails: can only concatenate"),
         ("{{ raise_exception('roles must alternate') }}", "refuses these messages: roles must alternate"),
+        ("{% include 'x' %}", "chat template fails"),
     ):
         (checkpoint / "tokenizer_config.json").write_text(json.dumps({"chat_template": source}))
         with pytest.raises(tacg.TacgError, match=message):
             tacg.load(checkpoint).encode("Hi")
     older = {
-        "chat_template": [{"name": "tool", "template": "?"}, {"name": "default", "template": "{{ messages[0].role }}"}]
+        "chat_template": [
+            {"name": []},
+            {"name": "tool", "template": "?"},
+            {"name": "default", "template": "{{ messages[0].role }}"},
+        ],
+        "bos_token": {"special": True},
     }
     (checkpoint / "tokenizer_config.json").write_text(json.dumps(older))
     assert tacg.load(checkpoint).encode("Hi") == tacg.load(checkpoint).tokenizer.encode("user")
@@ -112,3 +120,86 @@ def test_templates_cannot_reach_out(checkpoint: Path) -> None:
     assert llm.encode("Hi") == llm.tokenizer.encode("Hi")
     with pytest.raises(tacg.TacgError, match="no chat template"):
         llm.encode("Hi", chat=True)
+
+
+def render(source: str, **values: object) -> str:
+    return templates.render(source, {"messages": [{"role": "user", "content": "<b>é</b>"}], **values})
+
+
+TEXT = "{% set text = 'a' * 1000000 %}"
+GROWING = "{{% set n = namespace(x={}) %}}{{% for i in range(99) %}}{{% set n.x = {} %}}{{% endfor %}}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(10**12) %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% set x = range(99999) | list %}{% endfor %}",
+        "{% macro f(n) %}{{ f(n - 1) ~ f(n - 1) if n }}{% endmacro %}{{ f(40) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% for i in [[1]] recursive %}{{ loop([i, i]) }}{% endfor %}",
+        "{{ 'a' * 10**10 }}",
+        "{{ [1] * 10**10 }}",
+        "{{ 10 ** (10 ** 10) }}",
+        GROWING.format("'a'", "n.x ~ n.x"),
+        GROWING.format("'a'", "n.x + n.x"),
+        GROWING.format("[1]", "[n.x, n.x]") + "{{ n.x }}",
+        GROWING.format("3", "n.x * n.x"),
+        "{{ '%9999999999d' % 1 }}",
+        "{{ '%*d' % (9999999999, 1) }}",
+        "{{ '{:>9999999999}'.format(1) }}",
+        "{{ '{:>{w}}'.format(1, w=9999999999) }}",
+        "{{ strftime_now('%9999999999d') }}",
+        "{{ 'a' | center(9999999999) }}",
+        "{{ 'a'.ljust(9999999999) }}",
+        "{{ messages | tojson(indent=9999999999) }}",
+        TEXT + "{{ text.replace('a', text) }}",
+        TEXT + "{{ text | replace('a', text) }}",
+        TEXT + "{{ text.join(text) }}",
+        TEXT + "{{ (text ~ '\n') | indent(4000000) }}",
+        TEXT + "{{ [text] * 1000 }}",
+        TEXT + "{{ ([text] * 1000) | string }}",
+        TEXT + "{% for i in range(90000) %}{{ text }}{% endfor %}",
+        TEXT + "{% set x %}{% for i in range(90000) %}{{ text }}{% endfor %}{% endset %}",
+        TEXT + "{% for i in range(90000) %}{% if 'b' in text %}{% endif %}{% set x = text[1:] %}{% endfor %}",
+        "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+        "{% if 1 %}" * 5000,
+    ],
+)
+def test_templates_that_would_not_end_are_refused(source: str) -> None:
+    with pytest.raises(tacg.TacgError, match=r"chat template (is refused|fails): "):
+        render(source)
+
+
+def test_the_bound_on_work_is_far_from_honest_templates() -> None:
+    told = [{"role": role, "content": "word " * 2000} for role in ("user", "assistant")] * 200
+    source = (
+        "{% for m in messages %}{% if m.role != 'x' and 'zzz' not in m.content and messages | length > 3 %}"
+        "{{ loop.index ~ m.role + m.content | trim }}{% if loop.last %}{{ messages[1:] | length }}{% endif %}"
+        "{% endif %}{% endfor %}"
+    )
+    assert render(source, messages=told).endswith("399")
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% for i in 'abcde' %}{% if i == 'b' %}{% continue %}{% endif %}{{ i }}{% endfor %}", "acde"),
+        ("{{ messages | tojson }}", '[{"role": "user", "content": "<b>é</b>"}]'),
+        ("{{ messages[0] | tojson(indent=1) }}", '{\n "role": "user",\n "content": "<b>é</b>"\n}'),
+        ("{{ {'b': 1, 'a': 'é'} | tojson(True, None, (',', ':'), sort_keys=True) }}", '{"a":"\\u00e9","b":1}'),
+        ("{% for i in 'abcde' %}{% if i == 'c' %}{% break %}{% endif %}{{ i }}{% endfor %}", "ab"),
+        ("{% generation %}{{ messages[0].role }}{% endgeneration %}", "user"),
+        ("{{ bos_token is defined }} {{ bos_token }}", "False "),
+        ("{% for m in messages %}{{ loop.length }}{{ loop.last }}{% else %}none{% endfor %}", "1True"),
+        ("{{ 'abc'[::-1] ~ 'x'.upper() ~ '%03d' % 7 ~ '{}'.format(1) }}", "cbaX0071"),
+    ],
+)  # fmt: skip
+def test_templates_get_what_hugging_face_gives(source: str, text: str) -> None:
+    assert render(source) == text
+
+
+def test_templates_know_the_day() -> None:
+    before = datetime.date.today().isoformat()
+    assert before <= render("{{ strftime_now('%Y-%m-%d') }}") <= datetime.date.today().isoformat()

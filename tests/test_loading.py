@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +18,7 @@ from tacg.models.tiny import write_checkpoint
 from tacg.text import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -33,6 +36,97 @@ def reweigh(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]
 
 def truncate(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-9])
+
+
+def index(directory: Path, file: str) -> None:
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": file}}))
+
+
+def header(directory: Path, tensors: dict[str, Any]) -> None:
+    """Weights whose header lies."""
+    told = json.dumps(tensors).encode()
+    (directory / "model.safetensors").write_bytes(len(told).to_bytes(8, "little") + told + bytes(4))
+
+
+SIZES = ("d_model", "n_heads", "n_kv_heads", "mlp_hidden_size", "vocab_size", "embedding_size", "max_sequence_length")
+
+
+@pytest.fixture
+def no_hang() -> Iterator[None]:
+    """To open a pipe is to wait for ever; a test that does shall fail."""
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+
+
+def circle(file: Path) -> None:
+    file.symlink_to(file.with_name("other"))
+    file.with_name("other").symlink_to(file)
+
+
+FILES = (
+    *("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors"),
+    *("model.safetensors.index.json", "generation_config.json"),
+)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="pipes, devices and links are Unix's")
+@pytest.mark.usefixtures("no_hang")
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    ("put", "told"),
+    [
+        (os.mkfifo, "must be a file, got a named pipe"),
+        (os.mkdir, "must be a file, got a directory"),
+        (lambda file: file.symlink_to("/dev/zero"), "must be a file, got a device"),
+        (lambda file: file.symlink_to("nowhere"), "is a link to nowhere, which does not exist"),
+        (circle, "cannot be read: Too many levels of symbolic links"),
+    ],
+    ids=["pipe", "directory", "device", "dangling link", "circle of links"],
+)
+def test_what_is_no_file_is_named(checkpoint: Path, name: str, put: Callable[[Path], object], told: str) -> None:
+    edit(checkpoint, eos_token_id=None)  # so that generation_config.json is asked
+    (checkpoint / name).unlink(missing_ok=True)
+    put(checkpoint / name)
+    with pytest.raises(tacg.TacgError, match=f"{name} {told}"):
+        tacg.load(checkpoint)
+
+
+def test_dtypes_are_named_as_torch_names_them_or_found(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def loaded(dtype: Any) -> str:
+        return tacg.load(checkpoint, dtype=dtype, device="cpu").identity["dtype"]
+
+    assert loaded(torch.bfloat16) == loaded("torch.bfloat16") == loaded("bfloat16") == "bfloat16"
+    assert loaded("auto") == "float32"
+    weights = load_file(checkpoint / "model.safetensors")
+    for kind in (torch.bfloat16, torch.float16):
+        save_file({name: weight.to(kind) for name, weight in weights.items()}, checkpoint / "model.safetensors")
+        for able in (True, False):
+            monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda able=able: able, raising=False)
+            monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False, raising=False)
+            assert loaded("auto") == ("bfloat16" if able and kind == torch.bfloat16 else "float32")
+    for wrong in (torch.int8, "int8", float, None, 32):
+        with pytest.raises(tacg.TacgError, match=r"Unknown dtype .* Available: auto, bfloat16, float16, float32"):
+            loaded(wrong)
+
+
+def test_devices_are_found_or_refused(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert (
+        tacg.load(checkpoint, device="auto").model.device
+        == tacg.load(checkpoint, device=torch.device("cpu")).model.device
+    )
+    for device in ("meta", torch.device("meta")):
+        with pytest.raises(tacg.TacgError, match="'meta' cannot be used here: it holds shapes and no numbers"):
+            tacg.load(checkpoint, device=device)
+    for device in (None, 3, ["cpu"], b"cpu"):
+        with pytest.raises(tacg.TacgError, match="`device` must be a name such as"):
+            tacg.load(checkpoint, device=device)  # type: ignore[arg-type]
+    for device in ("", "cpu:x", "cuda:-1", "xla", "hpu", "ipu", "privateuseone"):
+        with pytest.raises(tacg.TacgError, match="cannot be used here"):
+            tacg.load(checkpoint, device=device)
 
 
 def test_shards_load_like_one_file(checkpoint: Path) -> None:
@@ -90,6 +184,21 @@ def test_rows_of_the_table_that_no_token_owns_are_never_written(tmp_path: Path) 
         (lambda d: (d / "config.json").write_text("{"), "config.json is not valid JSON"),
         (lambda d: (d / "config.json").write_text("[]"), "must hold a JSON object, got list"),
         (lambda d: (d / "config.json").unlink(), "config.json does not exist"),
+        (lambda d: (d / "config.json").write_text('{"a": ' * 99999), "config.json is nested too deeply"),
+        (lambda d: (d / "config.json").write_text('{"d_model": ' + "9" * 5000 + "}"), "config.json is not valid JSON"),
+        (lambda d: (d / "config.json").write_bytes(b"\xff{}"), "config.json is not valid UTF-8"),
+        (lambda d: edit(d, **dict.fromkeys(SIZES, 1 << 22)), "must be a whole number from 1 to"),
+        (lambda d: (d / "tokenizer.json").write_text('{"a": ' * 99999), "is not a tokenizer that can be read"),
+        (lambda d: (d / "model.safetensors.index.json").write_text("[" * 99999), "is nested too deeply"),
+        (lambda d: index(d, "x" * 5000), "cannot be read: File name too long"),
+        (lambda d: index(d, "a\0b"), "cannot be read: embedded null"),
+        (lambda d: index(d, "."), "must be a file, got a directory|does not exist"),
+        (lambda d: header(d, {"x": {"dtype": "F32", "shape": [1 << 40] * 2, "data_offsets": [0, 4]}}), "safetensors"),
+        (lambda d: header(d, {"x": {"dtype": "F32", "shape": [1 << 70], "data_offsets": [0, 4]}}), "safetensors"),
+        (lambda d: header(d, {"x": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}), "safetensors"),
+        (lambda d: header(d, {"x": {"dtype": "F99", "shape": [1], "data_offsets": [0, 4]}}), "safetensors"),
+        (lambda d: (d / "model.safetensors").write_bytes(b"\xff" * 8 + b"{}"), "safetensors"),
+        (lambda d: (d / "model.safetensors").write_bytes(b""), "safetensors"),
         (lambda d: (d / "tokenizer.json").unlink(), "has no tokenizer.json"),
         (lambda d: (d / "tokenizer.json").write_text("{}"), "is not a tokenizer that can be read"),
         (lambda d: (d / "model.safetensors").unlink(), r"has no \*.safetensors file"),

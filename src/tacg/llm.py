@@ -176,12 +176,15 @@ class LLM:
 
 
 def load(
-    source: str | Path = "pocket", *, dtype: str = "float32", device: str = "cpu", revision: str | None = None,
-    offline: bool = False, tell: Callable[[int, int], None] | None = None,
+    source: str | Path = "pocket", *, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu",
+    revision: str | None = None, offline: bool = False, tell: Callable[[int, int], None] | None = None,
 ) -> LLM:  # fmt: skip
     """Load a model.
 
     source    a built-in name, a local directory, or a hub id
+    dtype     "float32", "bfloat16", "float16", one of torch's own, or "auto": the checkpoint's own, where the device is
+              good at it, otherwise float32
+    device    "cpu", "cuda", "cuda:1", "mps", …, or "auto": cuda if there is one, then mps, then cpu
     revision  branch, tag or commit of a hub id; `offline` takes only what was downloaded before
     tell      called with (bytes loaded, bytes in all) on the way
     """

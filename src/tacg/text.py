@@ -1,10 +1,11 @@
-"""Words to ids and back: `tokenizer.json`, and chat templates rendered in a sandbox."""
+"""Words to ids and back: `tokenizer.json`, and conversations as chat templates spell them."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import json
+import stat
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 Message = dict[str, str]  # {"role": "user", "content": "…"}
 
+SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+LARGEST_TEXT = 1 << 29  # bytes: tokenizers of a million words have a tenth of that
+KINDS = {"directory": stat.S_ISDIR, "named pipe": stat.S_ISFIFO, "socket": stat.S_ISSOCK, "device": stat.S_ISCHR}
 # How LLaDA was taught to read a conversation.
 LLADA_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}"
@@ -35,7 +39,7 @@ class Tokenizer:
         self._backend = _backend(directory, self.config)
         template = directory / "chat_template.jinja"
         self.chat_template: str | None = (
-            template.read_text(encoding="utf-8") if template.is_file() else _plain(self.config.get("chat_template"))
+            read_text(template) if is_file(template) else _plain(self.config.get("chat_template"))
         )
 
     @functools.cached_property
@@ -75,18 +79,11 @@ class Tokenizer:
         for message in messages:
             if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
                 raise TacgError(f"A message must be {{'role': str, 'content': str}}, got {message!r}.")
-        specials = {name: _spelling(self.config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
-        try:
-            text: str = (
-                _sandbox()
-                .from_string(self.chat_template)
-                .render(messages=messages, add_generation_prompt=open_turn, **specials)
-            )
-        except TacgError:
-            raise
-        except Exception as error:  # a template may fail in any way that a program can
-            raise TacgError(f"The checkpoint's chat template fails: {error}") from None
-        return text
+        from tacg.templates import render
+
+        specials = {name: spelled for name in SPECIALS if (spelled := _spelling(self.config.get(name)))}
+        values = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": open_turn}
+        return render(self.chat_template, values | specials)
 
 
 def _backend(directory: Path, config: Mapping[str, Any]) -> Any:
@@ -94,13 +91,15 @@ def _backend(directory: Path, config: Mapping[str, Any]) -> Any:
     from tokenizers import Tokenizer as Backend
 
     path, vocabulary, merges = (directory / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
-    if not path.is_file() and not (vocabulary.is_file() and merges.is_file()):
+    if not is_file(path) and not (is_file(vocabulary) and is_file(merges)):
         raise TacgError(f"{directory} has no tokenizer.json; copy the checkpoint's tokenizer files there.")
     try:
         return Backend.from_file(str(path)) if path.is_file() else _byte_pairs(vocabulary, merges, config)
-    except Exception as error:  # the library raises bare Exception for every kind of damage
+    except BaseException as error:  # every kind of damage raises a bare Exception, or is a panic, which is none
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         what = path if path.is_file() else vocabulary
-        raise TacgError(f"{what} is not a tokenizer that can be read: {error}.") from None
+        raise TacgError(f"{what} is not a tokenizer that can be read: {str(error)[:300]}.") from None
 
 
 def _byte_pairs(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> Any:
@@ -127,39 +126,58 @@ def _byte_pairs(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> An
 def _plain(template: Any) -> str | None:
     """A chat template of tokenizer_config.json: a string, or, in an older layout, a list of named ones."""
     if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[0].get("template") if named else None
     return template if isinstance(template, str) else None
 
 
 def _spelling(token: Any) -> str:
     """A special token of tokenizer_config.json: a string, or a mapping with its content."""
-    return str(token["content"]) if isinstance(token, dict) else str(token or "")
-
-
-@functools.cache
-def _sandbox() -> Any:
-    """Where chat templates run: they come with a checkpoint, so they are a stranger's program."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> None:
-        raise TacgError(f"The chat template refuses these messages: {message}")
-
-    sandbox = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    sandbox.globals["raise_exception"] = refuse
-    return sandbox
+    return str((token.get("content") if isinstance(token, dict) else token) or "")
 
 
 def read_json(path: Path, *, missing_ok: bool = False) -> Mapping[str, Any]:
     """A JSON object from a file, or an error that names the file."""
-    if missing_ok and not path.is_file():
-        return {}
+    if not is_file(path):
+        if missing_ok:
+            return {}
+        raise TacgError(f"{path} does not exist; a checkpoint needs it.")
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise TacgError(f"{path} does not exist; a checkpoint needs it.") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise TacgError(f"{path} is not valid JSON: {error}.") from None
+        value = json.loads(read_text(path))
+    except RecursionError:
+        raise TacgError(f"{path} is nested too deeply to be read as JSON.") from None
+    except ValueError as error:
+        raise error if isinstance(error, TacgError) else TacgError(f"{path} is not valid JSON: {error}.") from None
     if not isinstance(value, dict):
         raise TacgError(f"{path} must hold a JSON object, got {type(value).__name__}.")
     return value
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, unless it is larger than any that a checkpoint has."""
+    try:
+        if path.stat().st_size > LARGEST_TEXT:
+            raise TacgError(f"{path} must be at most {LARGEST_TEXT:,} bytes, got {path.stat().st_size:,}.")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TacgError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise TacgError(f"{path} is not valid UTF-8: {error}.") from None
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file is there. What is there but is no file raises: to open a pipe is to wait for ever."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise TacgError(
+                f"{path} is a link to {path.readlink()}, which does not exist; download it again."
+            ) from None
+        return False
+    except (OSError, ValueError) as error:
+        raise TacgError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+    if not stat.S_ISREG(mode):
+        kind = next((name for name, test in KINDS.items() if test(mode)), "special file")
+        raise TacgError(f"{path} must be a file, got a {kind}.")
+    return True

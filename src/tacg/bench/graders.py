@@ -117,7 +117,7 @@ def _dollars(problem: Problem) -> str:
 
 def _one_more(problem: Problem) -> str:
     value = float(problem.data["gold"].replace(",", "")) + 1
-    return f"The final answer is \\boxed{{{value:g}}}."
+    return f"The final answer is \\boxed{{{value:.0f}}}."
 
 
 def _said(problem: Problem) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
@@ -10,6 +11,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LARGEST = 1 << 22  # of any size: larger than every model there is
+
+
+def short(value: Any) -> str:
+    """A value for an error message: a stranger's may be a megabyte."""
+    return _short.repr(value)
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 80
 
 
 class Fields:
@@ -22,21 +32,21 @@ class Fields:
         """A whole number from `least` to `most`."""
         value = self._get(name, default)
         if type(value) is not int or not least <= value <= most:
-            raise TacgError(f"config.json: `{name}` must be a whole number from {least} to {most}, got {value!r}.")
+            raise TacgError(f"config.json: `{name}` must be a whole number from {least} to {most}, got {short(value)}.")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
         """A positive number."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
-            raise TacgError(f"config.json: `{name}` must be a positive number, got {value!r}.")
+            raise TacgError(f"config.json: `{name}` must be a positive number, got {short(value)}.")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
         value = self._get(name, default)
         if not isinstance(value, bool):
-            raise TacgError(f"config.json: `{name}` must be true or false, got {value!r}.")
+            raise TacgError(f"config.json: `{name}` must be true or false, got {short(value)}.")
         return value
 
     def only(self, switches: Mapping[str, Any]) -> None:
@@ -45,7 +55,7 @@ class Fields:
             if self.config.get(name, value) not in (value, None):
                 raise TacgError(
                     f"config.json: `{name}` must be {value!r} for model_type {self.family!r}, "
-                    f"got {self.config[name]!r}."
+                    f"got {short(self.config[name])}."
                 )
 
     def without(self, *names: str) -> None:
@@ -53,7 +63,8 @@ class Fields:
         for name in names:
             if self.config.get(name) is not None:
                 raise TacgError(
-                    f"config.json: `{name}` is not supported for model_type {self.family!r}, got {self.config[name]!r}."
+                    f"config.json: `{name}` is not supported for model_type {self.family!r}, "
+                    f"got {short(self.config[name])}."
                 )
 
     def heads(self, width: str, heads: str, kv_heads: str) -> tuple[int, int, int, int]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacg.errors import TacgError
-from tacg.models.fields import Fields
+from tacg.models.fields import Fields, short
 from tacg.models.layers import Experts, Network, QwenLayer, RmsNorm, Rows, denoise
 from tacg.models.llada2 import expert_place
 
@@ -52,7 +52,7 @@ class LladaMoeConfig:
         fields.only(SUPPORTED)
         frequency = config.get("moe_layer_freq")
         if isinstance(frequency, list) and set(frequency) != {1}:
-            raise TacgError(f"config.json: `moe_layer_freq` must be 1 for every layer, got {frequency!r}.")
+            raise TacgError(f"config.json: `moe_layer_freq` must be 1 for every layer, got {short(frequency)}.")
         width, heads, kv_heads, head_dim = fields.heads("hidden_size", "num_attention_heads", "num_key_value_heads")
         made = cls(
             width=width,

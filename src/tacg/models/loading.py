@@ -13,11 +13,12 @@ from safetensors import SafetensorError, safe_open
 from tacg.errors import TacgError, unknown
 from tacg.models.base import ModelSpec
 from tacg.models.dream import Dream, DreamConfig
+from tacg.models.fields import short
 from tacg.models.llada import Llada, LladaConfig
 from tacg.models.llada2 import Llada2, Llada2Config
 from tacg.models.llada_moe import LladaMoe, LladaMoeConfig
 from tacg.pages import let_go
-from tacg.text import LLADA_TEMPLATE, Tokenizer, read_json
+from tacg.text import LLADA_TEMPLATE, Tokenizer, is_file, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -52,24 +53,22 @@ END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|role_end|>")
 
 
 def load_checkpoint(
-    source: str | Path, *, dtype: str = "float32", device: str = "cpu", revision: str | None = None,
-    offline: bool = False, tell: Tell | None = None,
+    source: str | Path, *, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu",
+    revision: str | None = None, offline: bool = False, tell: Tell | None = None,
 ) -> tuple[Network, Tokenizer]:  # fmt: skip
     """The model, in evaluation mode on its device, and its tokenizer."""
-    if dtype not in DTYPES:
-        raise unknown("dtype", dtype, DTYPES)
-    place = _device(device)
+    kind, place = _dtype(dtype), _device(device)
     directory = locate(source, revision=revision, offline=offline)
     config = read_json(directory / "config.json")
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise TacgError(
-            f"{directory / 'config.json'}: model_type {family!r} is not supported. "
+            f"{directory / 'config.json'}: model_type {short(family)} is not supported. "
             f"Supported: {', '.join(FAMILIES)} (see `tacg models`)."
         )
     with torch.device("meta"):
         model = FAMILIES[family](config)
-    _fill(model, directory, DTYPES[dtype], place, tell)
+    _fill(model, directory, kind or _own_dtype(directory, place), place, tell)
     tokenizer = Tokenizer(directory)
     if family == "llada" and "<|start_header_id|>" in (tokenizer.chat_template or ""):
         tokenizer.chat_template = LLADA_TEMPLATE  # the shipped one is reported to add the assistant's header always
@@ -77,13 +76,55 @@ def load_checkpoint(
     return model.eval(), tokenizer
 
 
-def _device(name: str) -> torch.device:
-    """The device, if something can be put there."""
+def _dtype(name: object) -> torch.dtype | None:
+    """The dtype of a name, with or without "torch.", or of itself; None for "auto"."""
+    if name == "auto":
+        return None
+    short = str(name).removeprefix("torch.")
+    if not isinstance(name, str | torch.dtype) or short not in DTYPES:
+        raise unknown("dtype", short, [*DTYPES, "auto"])
+    return DTYPES[short]
+
+
+def _own_dtype(directory: Path, device: torch.device) -> torch.dtype:
+    """What most of the weights are kept in, if the device computes well in it; otherwise float32."""
+    bytes_of: dict[str, int] = {}
+    for file in _files(directory):
+        with _opened(file) as shard:
+            for name in shard.keys():  # noqa: SIM118 (not a mapping)
+                part = shard.get_slice(name)
+                kind = str(part.get_dtype())
+                bytes_of[kind] = bytes_of.get(kind, 0) + math.prod(part.get_shape())
+    most = max(bytes_of, key=lambda kind: bytes_of[kind], default="F32")
+    own = {"BF16": torch.bfloat16, "F16": torch.float16}.get(most, torch.float32)
+    return own if _is_good_at(device, own) else torch.float32
+
+
+def _is_good_at(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the hardware has instructions for a dtype: without, bfloat16 is several times slower than float32."""
+    if dtype == torch.float32 or device.type not in ("cpu", "cuda"):
+        return True
+    if device.type == "cuda":
+        return dtype == torch.float16 or torch.cuda.is_bf16_supported(including_emulation=False)
+    tests = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # missing where torch knows no such thing
+    return dtype == torch.bfloat16 and any(getattr(torch.cpu, test, bool)() for test in tests)
+
+
+def _device(name: object) -> torch.device:
+    """The device, if something can be put there and computed with; "auto" is the fastest kind that there is."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if not isinstance(name, str | torch.device):
+        raise TacgError(f"`device` must be a name such as 'cpu', 'cuda:0' or 'auto', got {name!r}.")
     try:
-        return torch.zeros(1, device=name).device
-    except (RuntimeError, AssertionError) as error:
+        place = torch.zeros(1, device=name).device
+    except (RuntimeError, AssertionError, ImportError) as error:
         first = str(error).splitlines()[0]
-        raise TacgError(f"The device {name!r} cannot be used here: {first} `tacg doctor` says what there is.") from None
+        told = f"The device {str(name)!r} cannot be used here: {first} `tacg doctor` says what there is."
+        raise TacgError(told) from None
+    if place.type == "meta":
+        raise TacgError("The device 'meta' cannot be used here: it holds shapes and no numbers. Give 'cpu' or 'auto'.")
+    return place
 
 
 def locate(source: str | Path, *, revision: str | None = None, offline: bool = False) -> Path:
@@ -209,16 +250,16 @@ def _check_tensor(
 def _files(directory: Path) -> list[Path]:
     """The safetensors files: the shards that the index lists, or all there are."""
     index = directory / "model.safetensors.index.json"
-    if index.is_file():
+    if is_file(index):
         shards = read_json(index).get("weight_map")
         if not isinstance(shards, dict):
             raise TacgError(f"{index} must hold a `weight_map`.")
         files = [directory / Path(str(name)).name for name in sorted({str(name) for name in shards.values()})]
         for file in files:
-            if not file.is_file():
+            if not is_file(file):
                 raise TacgError(f"{file} is listed in {index.name} but does not exist; download it again.")
         return files
-    files = sorted(directory.glob("*.safetensors"))
+    files = sorted(file for file in directory.glob("*.safetensors") if is_file(file))
     if not files:
         pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern))
         hint = f" {pickled[0]} is a pickle, which can run code when opened: convert it." if pickled else ""
@@ -266,5 +307,5 @@ def _ids(field: str, value: Any, size: int) -> list[int]:
     """An id, or a list of them, from config.json."""
     ids = value if isinstance(value, list) else [value]
     if not ids or not all(type(each) is int and 0 <= each < size for each in ids):
-        raise TacgError(f"config.json: `{field}` must be a token id below {size}, got {value!r}.")
+        raise TacgError(f"config.json: `{field}` must be a token id below {size}, got {short(value)}.")
     return ids

@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import operator
+import re
 from typing import Any
 
+from tacg.tasks.boxes import last_box
 from tacg.tasks.keeper import receive, send
 
+# Decimals are compared to as many places as they can have: 0.333333 is not 1/3.
+PLACES = 30
+RELATION = re.compile(r"[<>≤≥]|\\(?:[lg]eq?(?:slant)?|[lg]t|neq?)(?![a-zA-Z])")
+EITHER = re.compile(r"\\(?:text|mbox|mathrm)\{\s*or\s*\}|\\lor(?![a-zA-Z])|\\vee(?![a-zA-Z])|\bor\b")
+HEDGES = r"(?:approximately|approx\.?|about|roughly|around)"
+SPELLINGS = (
+    (re.compile(r"\\varnothing(?![a-zA-Z])|∅"), r"\\emptyset"),
+    (
+        re.compile(
+            rf"(?<=\{{)\s*(?:\\(?:text|mbox|mathrm)\{{\s*{HEDGES}\s*\}}|{HEDGES}\s|\\(?:approx|sim|simeq)(?![a-zA-Z])|≈)"
+        ),
+        " ",
+    ),
+)
 
-def equal(gold: str, answer: str) -> bool:
-    """Whether they are equal as mathematics; what cannot be read is not."""
+
+def equal(gold: str, answer: str, as_sets: bool = True) -> bool:
+    """Whether two boxes are equal as mathematics; what cannot be read is not. `as_sets`: x < 2 may say (-oo, 2)."""
     from math_verify import parse, verify
 
+    for pattern, new in SPELLINGS:
+        gold, answer = pattern.sub(new, gold), pattern.sub(new, answer)
     try:  # the answer is a model's: anything may come of reading it
-        return bool(verify(parse(gold), parse(answer)))
+        told = [_either(answer)] if as_sets and EITHER.search(answer) and RELATION.search(answer) else parse(answer)
+        return bool(verify(parse(gold), told, float_rounding=PLACES, allow_set_relation_comp=as_sets))
     except Exception:
         return False
+
+
+def _either(answer: str) -> Any:
+    """The values that satisfy one of several inequalities in the last box, as a set."""
+    from math_verify import parse
+
+    box = last_box(answer) or ""
+    relations = [parse(f"\\boxed{{{part}}}")[0] for part in EITHER.split(box)]
+    if len({symbol for relation in relations for symbol in relation.free_symbols}) != 1:
+        raise ValueError("inequalities in one unknown are a set of numbers")
+    return functools.reduce(operator.or_, (relation.as_set() for relation in relations))
 
 
 def main() -> None:

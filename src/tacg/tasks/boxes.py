@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 
+MARK = re.compile(r"\\f?boxed\s*\{|\\.|[{}]", re.DOTALL)  # a brace behind a backslash is printed, it groups nothing
+
 
 def last_box(text: str) -> str | None:
-    r"""What the last \boxed{…} holds, or None."""
-    found = None
-    for start in re.finditer(r"\\f?boxed\s*\{", text):
-        depth = 1
-        for place in range(start.end(), len(text)):
-            depth += (text[place] == "{") - (text[place] == "}")
-            if depth == 0:
-                found = text[start.end() : place]
-                break
-    return found
+    r"""What the last closed \boxed{…} holds, or None."""
+    found: tuple[int, str] | None = None
+    open_at: list[tuple[int, bool]] = []  # of every open brace: where its content starts, whether it is a box
+    for mark in MARK.finditer(text):
+        if mark[0][-1] == "{" and len(mark[0]) != 2:
+            open_at.append((mark.end(), mark[0] != "{"))
+        elif mark[0] == "}" and open_at:
+            start, box = open_at.pop()
+            if box and (found is None or start > found[0]):
+                found = start, text[start : mark.start()]
+    return found[1] if found else None

@@ -4,22 +4,48 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tacg.tasks.base import Grade, Problem
 from tacg.tasks.boxes import last_box
 from tacg.tasks.files import FileTask, Item
+from tacg.tasks.numbers import Number, find_numbers, plain
 from tacg.tasks.released import gsm8k_answer, gsm8k_gold
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 SYSTEM = (
     "Your task is to answer the question below. Give step by step reasoning before you answer, and when you're ready "
     "to answer, please use the format 'The final answer is'."
 )
-AMOUNT = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
-NUMBER = re.compile(rf"(?<![\w.)])([-−–]?)\s?\$?\s?(?<![\w.])({AMOUNT})(?:\s?/\s?(\d+)(?![\d.]))?")
-PLACES = (r"####", r"answer(?: is|:)")  # where an answer is announced, surest first; but for a box
-LONGEST = 300  # digits: what is longer is babble
+# Where an answer is announced, surest first; but for a box. Some write headings with ####.
+PLACES = (r"####(?=\W{0,3}\d)", r"answer(?:\s+(?:is|was|would be|should be|comes to|equals)\b|\s*[:=])")
+SENTENCE = re.compile(r"\n|\.(?:\s|$)")
+ASKED = re.compile(r"how many (dozen|hundred|thousand|million|billion|trillion)s?\b", re.IGNORECASE)
+
+# What stands before a number that the words come to, and after one that they do not.
+GLUE = (
+    "a|about|all|an|and|answer|approximately|are|around|be|comes|cost|down|exactly|final|get|grand|have|in|is|it|it's|"
+    "just|makes|means|nearest|of|only|or|out|roughly|rounded|s|that|that's|the|there|this|to|total|up|us|was|we|will"
+)
+EQUALS = re.compile(r"=|≈|⇒|→")
+LEADS = re.compile(
+    r"\b(?:so|thus|therefore|hence|i\.?e|equals?|which|totall?ing|totals?|sum|gives?|giving|makes?|making|"
+    rf"round(?:s|ed|ing)?)\b(?:\W+(?:{GLUE})\b)*\W*$",
+    re.IGNORECASE,
+)
+VERB = re.compile(rf"\b(?:is|are|was|were|has|have|had|be)\b(?:\W+(?:{GLUE})\b)*\W*$", re.IGNORECASE)
+PART = re.compile(r"\s*(?:%|percent)\s*of\b|\s*times\b|(?:\s\w+){0,3}\s(?:than|out of)\b", re.IGNORECASE)
+IN_TOTAL = re.compile(r"(?:\s*[\w$%]+){0,3}?\s(?:in total|in all|altogether|combined|total\b(?!\s+of))", re.IGNORECASE)
+TOTAL = re.compile(r"\b(?:total|altogether|in all)\b", re.IGNORECASE)
+DENIED = re.compile(r"\b(?:not|isn't|instead of|rather than)\s+[$€£]?$", re.IGNORECASE)
+EXPLANATION = re.compile(r"\b(?:because|since)\b|\((?:check|verif|as\b)", re.IGNORECASE)
+LABEL = re.compile(r":\s")  # Day 1: 5
+# Between two numbers that are not one: sums that are not worked out, ranges, ratios, bare lists.
+JOINT = re.compile(
+    r"[\s$€£]*(?:[-−–+×x÷/:,;&]|and|or|to|plus|minus|times|divided by|, and|, or)?[\s$€£]*", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -46,46 +72,84 @@ class GSM8K(FileTask):
         """The number after #### is the answer."""
         system = SYSTEM if self.protocol == "paper" else ""
         gold = item["answer"].rpartition("####")[2].strip()
-        return Problem(name, prompt, self.worked(item), {"gold": gold, "solution": item["answer"]}, system)
+        data = {"gold": gold, "question": item["question"], "solution": item["answer"]}
+        return Problem(name, prompt, self.worked(item), data, system)
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Equal as numbers, however they are written."""
-        found = final_number(answer)
+        found = final_number(answer, problem.data["question"])
         right = found is not None and found == final_number(problem.data["gold"])
         strict = gsm8k_answer(answer) == gsm8k_gold(problem.data["solution"])
         return Grade(right, float(right), strict)
 
 
-def final_number(text: str) -> Fraction | None:
-    """The number that a text ends up with: in the last box, after the last #### or "answer is", or the last of all."""
-    box = _plain(last_box(text) or "")
-    if NUMBER.search(box):
-        return _announced(box)
-    text = _plain(text)
+def final_number(text: str, question: str = "") -> Fraction | None:
+    """The number that a text ends up with: in the last box, after #### or "answer is", or the last of all.
+
+    If the question asks for dozens, or thousands, "2 dozen" is 2; otherwise it is 24.
+    """
+    units = frozenset(word.lower() for word in ASKED.findall(question))
+    box = plain(last_box(text) or "")
+    if find_numbers(box, units):
+        return _announced(box, units)
+    text = plain(text)
     for place in PLACES:
-        *before, rest = re.split(place, text, flags=re.IGNORECASE)
-        if before and NUMBER.search(rest):
-            sentences = re.split(r"\n|\.(?:\s|$)", rest)
-            return _announced(next(each for each in sentences if NUMBER.search(each)))
-    found = list(NUMBER.finditer(text))
-    return _value(found[-1]) if found else None
-
-
-def _plain(text: str) -> str:
-    """Without LaTeX's ways to write and to space numbers."""
-    text = re.sub(r"\\d?frac\{(\d+)\}\{(\d+)\}", r"\1/\2", text)
-    return re.sub(r"\\[!,;: ]|[*_`]|\\(?=[$%])|\\text\{|(?<=\d)[{}](?=,)|(?<=,)[{}](?=\d)", "", text)
-
-
-def _announced(words: str) -> Fraction | None:
-    """The first number after the last "=" that has one behind it: "5 + 3 = 8 eggs" says 8."""
-    sums = [part for part in words.split("=") if NUMBER.search(part)]
-    return _value(next(NUMBER.finditer(sums[-1])))
-
-
-def _value(match: re.Match[str]) -> Fraction | None:
-    sign, amount, below = match.groups()
-    if len(match[0]) > LONGEST or (below is not None and int(below) == 0):
+        for rest in reversed(re.split(place, text, flags=re.IGNORECASE)[1:]):
+            if told := [each for each in SENTENCE.split(rest) if find_numbers(each, units)]:
+                return _first_or_total(told, units)
+    lines = [line for line in text.split("\n") if line.strip()]
+    found = find_numbers(text, units) or (find_numbers(lines[-1], units) if lines else [])
+    if len(found) > 1 and JOINT.fullmatch(text[found[-2].end : found[-1].start]):
         return None
-    value = Fraction(amount.replace(",", "")) / int(below or 1)
-    return -value if sign else value
+    return found[-1].value if found else None
+
+
+def _first_or_total(sentences: list[str], units: frozenset[str]) -> Fraction | None:
+    """The number of the first sentence, unless that begins a list: then the total that a later one gives."""
+    first, *later = sentences
+    numbers = find_numbers(first, units)
+    direct = not re.search(r"\w", first[: numbers[0].start])
+    if not (direct and len(numbers) == 1) and _told(first, numbers) is None:
+        totals = [each for each in later if TOTAL.search(each)]
+        return _announced(totals[0] if totals else first, units)
+    return _announced(first, units)
+
+
+def _announced(words: str, units: frozenset[str]) -> Fraction | None:
+    """The one number that words come to, if it is one: "5 + 3 = 8 eggs" says 8, "5 + 3" and "5 to 8" say none."""
+    shorter = EXPLANATION.split(words, maxsplit=1)[0]
+    words = shorter if find_numbers(shorter, units) else words
+    numbers = find_numbers(words, units)
+    meant = [
+        number
+        for number, after in zip(numbers, [*numbers[1:], None], strict=True)
+        if not DENIED.search(words[max(0, number.start - 20) : number.start])
+        and not (after is not None and LABEL.match(words[number.end : after.start]))
+    ]
+    if not meant:
+        return None
+    number = _told(words, meant) or meant[0]
+    for after in meant[meant.index(number) + 1 :]:
+        if not JOINT.fullmatch(words[number.end : after.start]):
+            break
+        if after.value != number.value:
+            return None
+        number = after
+    return number.value
+
+
+def _told(words: str, numbers: list[Number]) -> Number | None:
+    """The last number that is said to be what the others come to, or the one that is called a total."""
+    ends = [0, *(number.end for number in numbers)]
+    starts = [*(number.start for number in numbers[1:]), len(words)]
+    told: list[Number] = []
+    totals: list[Number] = []
+    opening = re.search(r"\w", words[: numbers[0].start])  # a whole sentence: its verb leads to what it says
+    for number, end, start in zip(numbers, ends, starts, strict=False):
+        before, after = words[end : number.start], words[number.end : start]
+        led = LEADS.search(before) or (opening and VERB.search(before))
+        if EQUALS.search(before) or (led and not PART.match(after)):
+            told.append(number)
+        if IN_TOTAL.match(after):
+            totals.append(number)
+    return max([*told, *totals], key=lambda number: number.start, default=None)

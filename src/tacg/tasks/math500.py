@@ -14,8 +14,10 @@ from tacg.tasks.boxes import last_box
 from tacg.tasks.files import FileTask, Item
 from tacg.tasks.gsm8k import SYSTEM
 from tacg.tasks.helper import Helper, Helpers
+from tacg.tasks.numbers import whole_number
 from tacg.tasks.released import math_equal
 
+SET = re.compile(r"\\infty|\\cup|\\emptyset|[\[\]<>]|\\[lg]e")  # what no point is written with
 PATIENCE = 60  # seconds before an expression that algebra does not come to an end with is called wrong
 
 
@@ -51,18 +53,29 @@ class Math500(FileTask):
         _need_math_verify()
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """The same letters, or the same by algebra."""
+        """The same letters, the same number, or the same by algebra."""
         data = problem.data
-        right = same_words(data["gold"], answer) or same_by_algebra(data["gold"], answer)
+        gold = data["gold"]
+        same = same_number(gold, answer)
+        right = same_words(gold, answer) or (same_by_algebra(gold, answer, data["question"]) if same is None else same)
         return Grade(right, float(right), math_equal(data["question"], data["solution"], answer))
 
 
 def same_words(gold: str, answer: str) -> bool:
     """Whether the final answer is spelled like the gold one, but for spaces and marks: a name is no algebra."""
-    told = last_box(answer)
-    if told is None:
-        told = re.split(r"answer is:?", answer)[-1].strip().split("\n")[0]
-    return _bare(told) == _bare(gold) != ""
+    return _bare(_final(answer)) == _bare(gold) != ""
+
+
+def same_number(gold: str, answer: str) -> bool | None:
+    """Whether both are the same number; None unless both are nothing but one. Algebra takes "thousand" for a unit."""
+    mine, told = whole_number(gold), whole_number(_final(answer).strip().rstrip("."))
+    return None if mine is None or told is None else mine == told
+
+
+def _final(answer: str) -> str:
+    """What is in the last box, or else said after "answer is", up to the end of the line."""
+    box = last_box(answer)
+    return box if box is not None else re.split(r"answer is:?", answer)[-1].strip().split("\n")[0]
 
 
 def _bare(text: str) -> str:
@@ -72,13 +85,17 @@ def _bare(text: str) -> str:
     return re.sub(r"\\[dt]frac", r"\\frac", text).rstrip(".").lower()
 
 
-def same_by_algebra(gold: str, answer: str) -> bool:
-    """Whether `math-verify` finds them equal, in a process of its own: algebra may take for ever."""
+def same_by_algebra(gold: str, answer: str, question: str = "") -> bool:
+    """Whether `math-verify` finds them equal, in a process of its own: algebra may take for ever.
+
+    The question tells an interval from a point: 2 < x < 3 is the interval (2, 3) and no point.
+    """
     _need_math_verify()
+    as_sets = SET.search(gold) is not None or "interval" in question.lower()
     with_box = answer if last_box(answer) is not None else _boxed_ending(answer)
     try:
         with _algebra.borrow("math-verify") as helper:
-            return bool(helper.ask([f"\\boxed{{{gold}}}", with_box], PATIENCE))
+            return bool(helper.ask([f"\\boxed{{{gold}}}", with_box, as_sets], PATIENCE))
     except TimeoutError:
         return False
 
