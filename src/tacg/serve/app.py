@@ -18,20 +18,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tacg.engine.events import Started, Step
-from tacg.errors import TacgError
 from tacg.serve.ask import Defaults, Reader
 from tacg.serve.batcher import Batcher, Done
-from tacg.serve.body import Body, read_json
+from tacg.serve.body import Intake, parse_json
 from tacg.serve.guard import FAULT, Access, Guard, json_response, refused_response
 from tacg.serve.info import describe
 from tacg.serve.limits import Limits
 from tacg.serve.metrics import Metrics
 from tacg.serve.openai import Chat, Completion, Shape, usage
 from tacg.serve.refusal import Refusal, bad
+from tacg.serve.replay import Replayer
 from tacg.serve.rows import GoneError, Rows, unless_gone
 from tacg.serve.transcript import Piece
-from tacg.trace.player import player_page
-from tacg.trace.record import Lines, trace_of
+from tacg.trace.record import Lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -57,6 +56,7 @@ class Service:
         self.metrics = Metrics()
         self.batcher = Batcher(llm, self.limits, self.metrics)
         self.reader = Reader(llm, self.defaults, self.limits)
+        self.intake, self.replayer = Intake(self.limits), Replayer(self.limits.deadline)
         self.created = int(time.time())
         self._facts: dict[str, Any] | None = None
         files = page_files()
@@ -76,7 +76,7 @@ class Service:
         inner = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
         inner.router.redirect_slashes = False
         public = {"/health", "/", *files}
-        self.app = Guard(inner, access or Access(), self.metrics, public, {route.path for route in routes})
+        self.app = Guard(inner, access or Access(), self.limits, self.metrics, public, {route.path for route in routes})
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -174,21 +174,13 @@ class Service:
 
     async def replay(self, request: Request) -> Response:
         """One or two traces as a page that plays them by itself."""
-        body = Body(await read_json(request, self.limits.replay_bytes, self.limits.stall))
-        wants = "a list of one or two traces, each a list of lines as /v1/decode sends them"
-        given = body.take("traces", wants, _right_traces)
-        body.settings((), ("traces",))
-        if given is None:
-            raise bad(f"`traces` must be {wants}; it is missing.", "traces")
-        try:
-            page = await asyncio.to_thread(lambda: player_page([trace_of(lines) for lines in given]))
-        except TacgError as error:
-            raise bad(str(error), "traces") from None
+        async with self.intake.body(request) as body:
+            page = await unless_gone(request.receive, self.replayer.page(body))
         headers = {
             "content-disposition": 'attachment; filename="tacg-replay.html"',
             "content-security-policy": "sandbox; default-src 'none'",
         }
-        return Response(page.encode("utf-8", "replace"), 200, headers, "text/html")
+        return Response(page, 200, headers, "text/html")
 
     async def info(self, request: Request) -> Response:
         """What the page offers."""
@@ -212,11 +204,11 @@ class Service:
         return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
     async def _read(self, request: Request, read: Callable[[Any], Ask]) -> Ask:
-        """Understand a request. Long texts are encoded elsewhere, so that the others' chunks are not held up."""
+        """Understand a request, in a thread: JSON and long texts take their time, and others' chunks must not wait."""
         if self.batcher.draining:
             self.batcher.submit([])  # says why not
-        document = await read_json(request, self.limits.body_bytes, self.limits.stall)
-        ask = await asyncio.to_thread(read, document)
+        async with self.intake.body(request) as body:
+            ask = await asyncio.to_thread(_understood, body, read)
         note = request.scope["tacg.note"]
         note |= {"rows": len(ask.prompts) * ask.n, "prompt_tokens": sum(map(len, ask.prompts)), "prompt": ask.shown}
         return ask
@@ -297,8 +289,11 @@ async def _file(file: Path, request: Request) -> Response:
     return Response(file.read_bytes(), 200, {"cache-control": "no-cache"}, kind or "application/octet-stream")
 
 
-def _right_traces(value: Any) -> bool:
-    return isinstance(value, list) and 1 <= len(value) <= 2 and all(isinstance(each, list) for each in value)
+def _understood(body: bytearray, read: Callable[[Any], Ask]) -> Ask:
+    try:
+        return read(parse_json(body))
+    except RecursionError:  # nested just so deep that it could be parsed, but not repeated in a message
+        raise bad("The body is nested too deeply.", code="invalid_json") from None
 
 
 def _cost(ask: Ask, answers: list[Answer], note: dict[str, Any]) -> dict[str, Any]:

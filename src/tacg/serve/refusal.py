@@ -32,6 +32,17 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> Refu
     return Refusal(400, message, param=param, code=code)
 
 
+def too_large(limit: int) -> Refusal:
+    """More bytes than one request may bring."""
+    return Refusal(413, f"The body must not be larger than {limit} bytes.", code="body_too_large")
+
+
+def crowded(limit: int) -> Refusal:
+    """More bytes than all requests may bring at once."""
+    told = f"Bodies of more than {limit} bytes in all are being received, which is the limit; try again in a moment."
+    return Refusal(503, told, "server_error", code="too_many_bytes", headers={"retry-after": "1"})
+
+
 def full(rows: int, queue: int, seconds: int) -> Refusal:
     """Nobody may wait any more."""
     told = f"All {rows} rows are busy and {queue} more wait, which is the limit; try again in {seconds} s."
