@@ -39,6 +39,9 @@ class Engine:
         self._waiting: deque[Row] = deque()
         self._lanes: dict[tuple[Policy, Decode, int], Lane] = {}
         self._cancelled: set[int] = set()
+        self._at_work: tuple[Lane, set[int]] | None = None
+        self._untold: list[Event] = []
+        self.lost: set[int] = set()
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns the row's number."""
@@ -65,12 +68,32 @@ class Engine:
         detail  for every row alike; or, by row: True tells its steps, False its steps without the proposals
 
         A row whose logits are unusable ends alone, with finish_reason "error"; the others do not notice.
+
+        If the model or a policy raises, what was done before is told by the next step. Rows that were half way are
+        gone, and their numbers are in `lost`; all others can go on. Whoever catches the error empties it.
         """
-        events = self._drop_cancelled() + self._admit()
+        events, self._untold = self._untold, []
+        try:
+            self._step(events, detail)
+        except BaseException:
+            self._untold = events
+            if self._at_work is not None:
+                torn, rows = self._at_work
+                self.lost |= rows - {event.row for event in events if isinstance(event, Finished)}
+                self._lanes = {key: lane for key, lane in self._lanes.items() if lane is not torn}
+            raise
+        finally:
+            self._at_work = None
+        return events
+
+    def _step(self, events: list[Event], detail: bool | Mapping[int, bool]) -> None:
+        events += self._drop_cancelled()
+        self._admit(events)
         views = [(lane, *lane.window()) for lane in self._lanes.values()]
         if not views:
-            return events
+            return
         for lane, columns, observed, eligible, logits, hidden in self._forward(views):
+            self._at_work = lane, {row.number for row in lane.live()}
             proposal, noise = lane.draw(logits, observed)
             look = lane.look(logits, hidden, observed, proposal)
             if bool(look.unusable.any()):
@@ -85,7 +108,6 @@ class Engine:
                 events += lane.step_events(columns, signals, decision, told)
             events += [Finished(row.number, lane.leave(row)) for row in lane.advance()]
         self._lanes = {key: lane for key, lane in self._lanes.items() if lane.live()}
-        return events
 
     def stream(self, requests: Iterable[Request], *, detail: bool = True) -> Iterator[Event]:
         """Decode requests and yield events as they happen; leaving the loop early cancels what is left.
@@ -107,6 +129,7 @@ class Engine:
         finally:
             self._cancelled |= mine
             self._drop_cancelled()
+            self._untold, self.lost = [], set()
 
     def generate(self, requests: Iterable[Request]) -> list[Output]:
         """Decode requests; outputs in the order of the requests. Raises if a row failed, once the others are done."""
@@ -125,19 +148,20 @@ class Engine:
                 f'`memory` "hidden" needs a model that shows its hidden states, {name!r} does not: use fp32.'
             )
 
-    def _admit(self) -> list[Event]:
+    def _admit(self, events: list[Event]) -> None:
         """Let waiting rows in as long as there is room."""
-        events: list[Event] = []
         room = self.max_rows - sum(len(lane.live()) for lane in self._lanes.values())
         while self._waiting and room > 0:
-            row = self._waiting.popleft()
+            row = self._waiting[0]
             key = lane_key(row.request, self.model.spec)
             if key not in self._lanes:
                 self._lanes[key] = Lane(*key, self.model.spec, self.model.device, self.max_rows)
+            self._at_work = self._lanes[key], {row.number, *(each.number for each in self._lanes[key].live())}
+            self._waiting.popleft()
             self._lanes[key].join(row)
+            self._at_work = None
             events.append(Started(row.number, row.request.prompt, row.request.decode.gen_length))
             room -= 1
-        return events
 
     def _drop_cancelled(self) -> list[Event]:
         events: list[Event] = []
