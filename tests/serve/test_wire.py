@@ -17,7 +17,7 @@ import httpx2
 import pytest
 
 import tacg
-from tacg.serve import app, replay
+from tacg.serve import app, replay, rows
 from tacg.serve.limits import Limits
 from tacg.serve.wire import READ
 from tacg.trace import read_trace, record
@@ -218,3 +218,82 @@ def test_a_replay_that_fails_fails_alone(
         assert answer.status_code == status
         assert answer.json()["error"]["type"] == "server_error"
         assert http.get("/health").status_code == 200
+
+
+# -- what takes long on the way ----------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def answering(server: Running) -> Iterator[None]:
+    """The event loop must not be what does it: nothing here may be called in its thread."""
+    found = [each for each in threading.enumerate() if each is server.thread]
+    decode, ours = server.service.llm.tokenizer.decode, threading.get_ident
+
+    def watched(*given: Any, **more: Any) -> str:
+        assert ours() not in {each.ident for each in found}, "in the event loop"
+        return decode(*given, **more)
+
+    server.service.llm.tokenizer.decode = watched  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del server.service.llm.tokenizer.decode
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_found_beside_the_event_loop(served: Running, stream: bool) -> None:
+    """They are found by decoding again and again: seconds for 16 answers of 1,024 tokens."""
+    body = {"model": "tiny", "prompt": "a", "logprobs": 0, "n": 4, "temperature": 1, "stream": stream}
+    with answering(served), served.http() as http:
+        answer = http.post("/v1/completions", json=body)
+    assert answer.status_code == 200
+    assert "text_offset" in answer.text
+    assert "internal_error" not in answer.text
+
+
+def test_steps_are_written_beside_the_event_loop(served: Running) -> None:
+    with answering(served), served.http() as http:
+        answer = http.post("/v1/decode", json={"prompt": "a"})
+    assert '"kind": "end"' in answer.text
+
+
+def test_long_texts_are_not_even_encoded(served: Running, http: httpx2.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served.service.llm.tokenizer, "encode", lambda text: pytest.fail("encoded"))
+    for path, body in (
+        ("/v1/completions", {"prompt": "word " * 100_000}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "word " * 50_000}] * 2}),
+    ):
+        answer = http.post(path, json={"model": "tiny", **body})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+def test_encoding_lets_others_work(llm: tacg.LLM) -> None:
+    """A text is encoded without holding the interpreter: a thread beside it gets on."""
+    turns, done = 0, threading.Event()
+
+    def work() -> None:
+        nonlocal turns
+        while not done.wait(0.001):
+            turns += 1
+
+    beside = threading.Thread(target=work)
+    beside.start()
+    wait_until(lambda: turns)
+    before = turns
+    llm.encode("word and " * 30_000, False)
+    gained = turns - before
+    done.set()
+    beside.join()
+    assert gained > 3
+
+
+def test_what_a_client_leaves_unread_is_bounded(llm: tacg.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "BACKLOG", 5000)
+    body = {"prompt": "a", "gen_length": 300, "block_length": 300, "policy": "schedule", "early_stop": False}
+    with running(llm, Limits(stall=60)) as server:
+        server.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        content = json.dumps(body).encode()
+        with sent(server, post("/v1/decode", f"Content-Length: {len(content)}", "Connection: close"), content) as slow:
+            wait_until(lambda: server.rows == 1)
+            wait_until(lambda: server.rows == 0, 30)  # long before `stall`, and without a byte read
+            assert b"slow_reader" in rest(slow)

@@ -112,10 +112,7 @@ class Service:
             async for index, told in rows.events():
                 answers.setdefault(index, Answer()).hear(told)
         ordered = [answers[index] for index in sorted(answers)]
-        choices = [
-            shape.choice(index, answer.text, answer.reason, shape.logprobs(answer.tokens, ()) if ask.logprobs else None)
-            for index, answer in enumerate(ordered)
-        ]
+        choices = await asyncio.to_thread(_choices, ordered, shape, logprobs=ask.logprobs)
         return shape.response(choices, _cost(ask, ordered, note))
 
     async def _chunks(self, ask: Ask, shape: Shape, note: dict[str, Any]) -> AsyncGenerator[str, None]:
@@ -125,7 +122,10 @@ class Service:
         with Rows(self.batcher, ask) as rows:
             async for index, told in rows.events():
                 answer = answers.setdefault(index, Answer())
-                choices = answer.chunk(index, told, shape, logprobs=ask.logprobs)
+                if ask.logprobs:  # they are found by decoding again and again
+                    choices = await asyncio.to_thread(answer.chunk, index, told, shape, logprobs=True)
+                else:
+                    choices = answer.chunk(index, told, shape, logprobs=False)
                 answer.hear(told)
                 for choice in choices:
                     yield json.dumps(shape.part([choice]) | empty)
@@ -167,7 +167,7 @@ class Service:
                     begun = True
                     yield json.dumps(lines.start(told))
                 elif isinstance(told, Step):
-                    yield json.dumps(lines.step(told))
+                    yield await asyncio.to_thread(_line, lines, told)
                 elif isinstance(told, Done):
                     _cost(ask, [Answer(output=told.output)], note)
                     yield json.dumps(lines.end(told.output))
@@ -294,6 +294,17 @@ def _understood(body: bytearray, read: Callable[[Any], Ask]) -> Ask:
         return read(parse_json(body))
     except RecursionError:  # nested just so deep that it could be parsed, but not repeated in a message
         raise bad("The body is nested too deeply.", code="invalid_json") from None
+
+
+def _choices(answers: list[Answer], shape: Shape, *, logprobs: bool) -> list[dict[str, Any]]:
+    return [
+        shape.choice(index, answer.text, answer.reason, shape.logprobs(answer.tokens, ()) if logprobs else None)
+        for index, answer in enumerate(answers)
+    ]
+
+
+def _line(lines: Lines, step: Step) -> str:
+    return json.dumps(lines.step(step))
 
 
 def _cost(ask: Ask, answers: list[Answer], note: dict[str, Any]) -> dict[str, Any]:

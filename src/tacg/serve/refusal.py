@@ -67,6 +67,12 @@ def late(seconds: float) -> Refusal:
     return Refusal(504, told, "server_error", code="deadline_exceeded", headers=NOT_AGAIN)
 
 
+def slow_reader() -> Refusal:
+    """The client leaves too much unread."""
+    told = "The steps of this decode are read too slowly; read faster, or ask for fewer positions at once."
+    return Refusal(503, told, "server_error", code="slow_reader", headers=NOT_AGAIN)
+
+
 def failed(reason: str) -> Refusal:
     """The row could not be decoded; the others do not notice."""
     told = f"This request could not be decoded: {reason}"
