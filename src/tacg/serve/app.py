@@ -19,10 +19,11 @@ from starlette.routing import Route
 
 from tacg.engine.events import Started, Step
 from tacg.serve.ask import Defaults, Reader
-from tacg.serve.batcher import Batcher, Done
+from tacg.serve.batcher import Batcher
 from tacg.serve.body import Intake, parse_json
 from tacg.serve.guard import FAULT, Access, Guard, json_response, refused_response
 from tacg.serve.info import describe
+from tacg.serve.job import Done
 from tacg.serve.limits import Limits
 from tacg.serve.metrics import Metrics
 from tacg.serve.openai import Chat, Completion, Shape, usage
@@ -226,7 +227,9 @@ class Answer:
 
     def hear(self, told: Any) -> None:
         """Add it."""
-        if isinstance(told, Piece):
+        if isinstance(told, Started):  # perhaps again: then nothing of it has been shown
+            self.text, self.tokens = "", []
+        elif isinstance(told, Piece):
             self.text += told.text
             self.tokens += told.tokens
         elif isinstance(told, Done):

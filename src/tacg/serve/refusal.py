@@ -67,6 +67,28 @@ def late(seconds: float) -> Refusal:
     return Refusal(504, told, "server_error", code="deadline_exceeded", headers=NOT_AGAIN)
 
 
+def broken() -> Refusal:
+    """The server ends by itself."""
+    told = "The server's device has failed and the server ends; send the request again, in a moment or to another one."
+    return Refusal(503, told, "server_error", code="server_failed", headers={"retry-after": "30"})
+
+
+def no_memory(*, alone: bool) -> Refusal:
+    """There is no memory for the row: at the moment, or ever."""
+    told = "Memory does not suffice for this request"
+    if alone:
+        told += ", even alone; shorten its prompt, or ask for fewer tokens."
+        return Refusal(503, told, "server_error", code="out_of_memory", headers=NOT_AGAIN)
+    told += " beside the others, and a part of its answer was sent already; send it again in a moment."
+    return Refusal(503, told, "server_error", code="out_of_memory", headers={"retry-after": "5"})
+
+
+def interrupted() -> Refusal:
+    """A row that would have to start again, and might then say something else."""
+    told = "A step of the batch failed, and a part of this answer was sent already; send the request again."
+    return Refusal(503, told, "server_error", code="interrupted", headers={"retry-after": "1"})
+
+
 def slow_reader() -> Refusal:
     """The client leaves too much unread."""
     told = "The steps of this decode are read too slowly; read faster, or ask for fewer positions at once."

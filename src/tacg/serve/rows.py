@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tacg.engine.events import Step
 from tacg.serve import refusal
-from tacg.serve.batcher import Done, Job, Told
+from tacg.serve.job import Done, Job, Told
 from tacg.serve.refusal import Refusal
 
 if TYPE_CHECKING:

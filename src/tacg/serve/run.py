@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -45,9 +46,17 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
+    async def on_tick(self, counter: int) -> bool:
+        """Leave, too, when nothing can be decoded any more."""
+        if not self._service.batcher.alive:
+            self.leave()
+        return await super().on_tick(counter)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal to stop. It is not raised again afterwards: leaving as asked is a success."""
-        if self._loop is None or self._leaving is not None:
+        if not self.started or self._loop is None:
+            os._exit(128 + sig)  # nobody has been served yet
+        if self._leaving is not None:
             self.should_exit = self.force_exit = True
         else:
             self._loop.call_soon_threadsafe(self.leave)
