@@ -127,9 +127,9 @@ class Soak:
             await self._end()
         finally:
             for life in self.lives:
-                if life.process.poll() is None:
-                    life.process.kill()
-                    life.process.wait()
+                with life.process:  # closes its pipe, too
+                    if life.process.poll() is None:
+                        life.process.kill()
 
     # -- the server --------------------------------------------------------------------------------------------------
 
