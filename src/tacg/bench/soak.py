@@ -177,10 +177,13 @@ class Soak:
                 async with asyncio.timeout(PATIENCE), Line(self._port) as line:
                     await self._visit(life, line, ask, fault, chance)
             except (OSError, EOFError, Gone):
-                life.interrupted += life.leaving
-                life.broken += not life.leaving
-            if life.leaving:
+                if not life.leaving:
+                    life.broken += 1
+                    continue
+                life.interrupted += 1
                 await self._up.wait()
+            if life.leaving:
+                await asyncio.sleep(0.2)  # and knock again
 
     async def _visit(self, life: Life, line: Line, ask: Ask, fault: str, chance: random.Random) -> None:
         life.faults[fault] += bool(fault)
