@@ -1,5 +1,14 @@
-"""`python -m tacg`: the same as the command `tacg`."""
+"""`python -m tacg`, and the command `tacg`."""
 
-from tacg.cli.main import run
+from tacg.cli.interrupt import ended_by_signals
 
-run()
+
+def run() -> None:
+    """Run the command line; what is typed at a terminal too early ends it without a word."""
+    with ended_by_signals():
+        from tacg.cli.main import run
+    run()
+
+
+if __name__ == "__main__":
+    run()

@@ -53,7 +53,8 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise TacgError(f"The text is not valid Unicode ({error}); was it read with the right encoding?") from None
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        (found,) = self._backend.encode_batch_fast([text], add_special_tokens=False)  # `encode` holds the interpreter
+        return list(found.ids)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Text of ids; special tokens are dropped unless asked for."""

@@ -94,17 +94,26 @@ def _request(prompt: tuple[int, ...], policy: str, length: int) -> Request:
 @contextlib.contextmanager
 def served(model: str) -> Iterator[str]:
     """`tacg serve` in a process of its own; its address."""
-    words = [sys.executable, "-m", "tacg", "serve", "--model", model, "--port", "0", "--max-rows", str(ROWS), "--json"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise TacgError(f"`tacg serve --model {model}` did not start; try it by itself to see why.")
+    process, url = start(model)
+    with process:
         try:
-            yield json.loads(line)["address"]
+            yield url
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(timeout=60)
+
+
+def start(model: str, port: int = 0) -> tuple[subprocess.Popen[str], str]:
+    """The process, on this machine's loopback, and its address."""
+    words = [sys.executable, "-m", "tacg", "serve", "--model", model, "--max-rows", str(ROWS), "--json"]
+    words += ["--host", "127.0.0.1", "--port", str(port)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        process.wait()
+        raise TacgError(f"`tacg serve --model {model}` did not start; try it by itself to see why.")
+    return process, json.loads(line)["address"]
 
 
 async def _load(url: str, bodies: Sequence[dict[str, Any]], clients: int) -> list[Answer]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tacg.experiments.rows import Row
 
-KINDS = ("scan", "gate", "memory", "decode", "device", "cache", "load", "serve", "fleet", "graders")
+KINDS = ("scan", "gate", "memory", "decode", "device", "cache", "load", "serve", "soak", "fleet", "graders")
 EPILOG = """[bold]Examples[/bold]
 
 tacg bench scan                              a step outside the model, against plainer ways of doing it
@@ -34,6 +34,8 @@ tacg bench load --gigabytes 2                peak memory of loading a checkpoint
 
 tacg bench serve --requests 1000             the server under load: latency, tokens a second, every answer checked
 
+tacg bench soak --minutes 30                 the server among clients of every kind: what is wrong, lost or grows
+
 tacg bench fleet --requests 500              two nodes of a Ray cluster, one replica killed half way
 
 tacg bench graders --sets data               do the graders grade? right and wrong answers to the four public sets"""
@@ -46,6 +48,7 @@ def main(
     model: Model = DEFAULT_MODEL,
     gigabytes: Annotated[float, typer.Option(help="load: size of the checkpoint.", min=0.01)] = 2.0,
     requests: Annotated[int, typer.Option(help="serve, fleet: requests in all.", min=1)] = 1000,
+    minutes: Annotated[float, typer.Option(help="soak: how long.", min=0.1, max=24 * 60)] = 30.0,
     sets: Annotated[Path, typer.Option(help="graders: directory of the four sets.")] = Path("data"),
     out: Annotated[Path | None, typer.Option(help="Directory for rows and page; default: runs/bench-KIND.")] = None,
     quick: Quick = False,
@@ -94,6 +97,13 @@ def main(
         made = serve.measure(load_model(model), model, clients, 16 if quick else requests)
         rows = _collect(made, len(clients), out)
         present("The server under load", rows, serve.tables(rows), {}, out, as_json)
+    elif kind == "soak":
+        from tacg.bench import soak
+
+        rows = _collect(soak.measure(load_model(model), model, 0.2 if quick else minutes), 2, out)
+        present("The server for a long time", rows, soak.tables(rows), {}, out, as_json)
+        if not soak.passed(rows):
+            raise typer.Exit(1)
     elif kind == "fleet":
         from tacg.bench import fleet
 

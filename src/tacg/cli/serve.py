@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from typing import Annotated
 
 import typer
 
 from tacg.cli.common import DEFAULT_MODEL, Json, Model, Settings, load_model, parse_settings, print_json
+from tacg.cli.interrupt import ended_by_signals
 from tacg.errors import TacgError
 
 EPILOG = """[bold]Examples[/bold]
@@ -36,7 +38,9 @@ def main(
     max_n: Annotated[int, typer.Option(help="Answers of one request.", min=1)] = 16,
     max_prompt: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 4096,
     max_length: Annotated[int, typer.Option(help="Positions of an answer.", min=1)] = 1024,
-    max_body: Annotated[int, typer.Option(help="Bytes of a request.", min=1)] = 1 << 20,
+    max_body: Annotated[
+        int | None, typer.Option(help="Bytes of a request, to any route; default: 1 MiB, 16 for replays.", min=1)
+    ] = None,
     deadline: Annotated[float, typer.Option(help="Seconds for an answer, waiting included.", min=0.1)] = 300.0,
     grace: Annotated[float, typer.Option(help="Seconds for what is under way at SIGTERM.", min=0)] = 30.0,
     cors: Annotated[
@@ -51,32 +55,39 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Serve a model; Ctrl-C or SIGTERM lets requests under way finish. With --json the address is a JSON line."""
-    try:
-        from tacg.serve.app import Service
-        from tacg.serve.ask import Defaults
-        from tacg.serve.guard import Access
-        from tacg.serve.limits import Limits
-        from tacg.serve.run import Server, address, bind
-    except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
-            raise
-        raise TacgError(f"`tacg serve` needs {error.name}: pip install 'tacg[serve]'.") from None
+    with ended_by_signals():
+        try:
+            from tacg.serve.app import Service
+            from tacg.serve.ask import Defaults
+            from tacg.serve.guard import Access
+            from tacg.serve.limits import Limits
+            from tacg.serve.run import Server, address, bind
+        except ModuleNotFoundError as error:
+            if error.name not in ("starlette", "uvicorn"):
+                raise
+            raise TacgError(f"`tacg serve` needs {error.name}: pip install 'tacg[serve]'.") from None
 
-    names = {name.lower() for name in allow_host or ()}
-    access = Access.bound_to(
-        host, api_key, insecure=insecure, also=names, origins=tuple(cors or ()), log_prompts=log_prompts
-    )
-    limits = Limits(
-        rows=max_rows, queue=queue, answers=max_n, prompt_tokens=max_prompt,
-        gen_length=max_length, body_bytes=max_body, deadline=deadline, grace=grace,
-    )  # fmt: skip
-    defaults = Defaults(policy, parse_settings(policy, setting or []))
-    llm = load_model(model, dtype=dtype, device=device)
-    service = Service(llm, limits, access, defaults)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    listening = bind(host, port)
-    where = address(listening)
-    if as_json:
-        print_json({"address": where, "model": llm.model.spec.name})
-    typer.secho(f"{llm.model.spec.name} at {where}  (OpenAI clients: base_url {where}/v1)", err=True)
-    Server(service).run(sockets=[listening])
+        names = {name.lower() for name in allow_host or ()}
+        access = Access.bound_to(
+            host, api_key, insecure=insecure, also=names, origins=tuple(cors or ()), log_prompts=log_prompts
+        )
+        limits = Limits(
+            rows=max_rows, queue=queue, answers=max_n, prompt_tokens=max_prompt,
+            gen_length=max_length, deadline=deadline, grace=grace,
+            **({} if max_body is None else {"body_bytes": max_body, "replay_bytes": max_body}),
+        )  # fmt: skip
+        defaults = Defaults(policy, parse_settings(policy, setting or []))
+        llm = load_model(model, dtype=dtype, device=device)
+        service = Service(llm, limits, access, defaults)
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+        listening = bind(host, port)
+        where = address(listening)
+        if as_json:
+            print_json({"address": where, "model": llm.model.spec.name})
+        typer.secho(f"{llm.model.spec.name} at {where}  (OpenAI clients: base_url {where}/v1)", err=True)
+        gc.collect()
+        gc.freeze()  # what is there now stays: to look through it again whenever a large body is parsed takes a second
+        Server(service).run(sockets=[listening])
+    if service.batcher.failure:
+        typer.secho(f"error: {service.batcher.failure} The server has ended; start it again.", fg="red", err=True)
+        raise typer.Exit(1)

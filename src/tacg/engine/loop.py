@@ -39,6 +39,9 @@ class Engine:
         self._waiting: deque[Row] = deque()
         self._batches: dict[Hashable, Batch] = {}
         self._cancelled: set[int] = set()
+        self._at_work: tuple[Batch, set[int]] | None = None
+        self._untold: list[Event] = []
+        self.lost: set[int] = set()
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns the row's number."""
@@ -64,11 +67,31 @@ class Engine:
         detail  for every row alike; or, by row: True tells its steps, False its steps without the proposals
 
         A row whose logits are unusable ends alone, with finish_reason "error"; the others do not notice.
+
+        If the model or a policy raises, what was done before is told by the next step. Rows that were half way are
+        gone, and their numbers are in `lost`; all others can go on. Whoever catches the error empties it.
         """
-        events = self._drop_cancelled() + self._admit()
+        events, self._untold = self._untold, []
+        try:
+            self._step(events, detail)
+        except BaseException:
+            self._untold = events
+            if self._at_work is not None:
+                torn, rows = self._at_work
+                self.lost |= rows - {event.row for event in events if isinstance(event, Finished)}
+                self._batches = {key: batch for key, batch in self._batches.items() if batch is not torn}
+            raise
+        finally:
+            self._at_work = None
+        return events
+
+    def _step(self, events: list[Event], detail: bool | Mapping[int, bool]) -> None:
+        events += self._drop_cancelled()
+        self._admit(events)
         batches = list(self._batches.values())
         for batch, (logits, hidden) in zip(batches, self._forward(batches), strict=True):
             rows = batch.live()
+            self._at_work = batch, {row.number for row in rows}
             told = _told(rows, detail)
             result = batch.step(logits, hidden, eager=True in told.values())
             events += step_events(rows, result, told)
@@ -80,7 +103,6 @@ class Engine:
                 elif row.done:
                     events.append(Finished(row.number, batch.leave(row)))
         self._drop_empty()
-        return events
 
     def stream(self, requests: Iterable[Request], *, detail: bool = True) -> Iterator[Event]:
         """Decode requests and yield events as they happen; leaving the loop early cancels what is left.
@@ -102,6 +124,7 @@ class Engine:
         finally:
             self._cancelled |= mine
             self._drop_cancelled()
+            self._untold, self.lost = [], set()
 
     def generate(self, requests: Iterable[Request]) -> list[Output]:
         """Decode requests; outputs in the order of the requests. Raises if a row failed, once the others are done."""
@@ -120,19 +143,21 @@ class Engine:
                 f'`memory` "hidden" needs a model that shows its hidden states, {name!r} does not: use fp32.'
             )
 
-    def _admit(self) -> list[Event]:
+    def _admit(self, events: list[Event]) -> None:
         """Let waiting rows in as long as there is room."""
-        events: list[Event] = []
         room = self.max_rows - sum(len(batch.live()) for batch in self._batches.values())
         while self._waiting and room > 0:
-            row = self._waiting.popleft()
+            row = self._waiting[0]
             key = batch_key(row.request)
             if key not in self._batches:
                 self._batches[key] = Batch(row.request, self.model.spec, self.model.device, self.max_rows)
-            self._batches[key].join(row)
+            batch = self._batches[key]
+            self._at_work = batch, {row.number, *(each.number for each in batch.live())}
+            self._waiting.popleft()
+            batch.join(row)
+            self._at_work = None
             events.append(Started(row.number, row.request.prompt, len(row.answer)))
             room -= 1
-        return events
 
     def _drop_cancelled(self) -> list[Event]:
         events: list[Event] = []

@@ -18,20 +18,20 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tacg.engine.events import Started, Step
-from tacg.errors import TacgError
 from tacg.serve.ask import Defaults, Reader
-from tacg.serve.batcher import Batcher, Done
-from tacg.serve.body import Body, read_json
+from tacg.serve.batcher import Batcher
+from tacg.serve.body import Intake, parse_json
 from tacg.serve.guard import FAULT, Access, Guard, json_response, refused_response
 from tacg.serve.info import describe
+from tacg.serve.job import Done
 from tacg.serve.limits import Limits
 from tacg.serve.metrics import Metrics
 from tacg.serve.openai import Chat, Completion, Shape, usage
 from tacg.serve.refusal import Refusal, bad
+from tacg.serve.replay import Replayer
 from tacg.serve.rows import GoneError, Rows, unless_gone
 from tacg.serve.transcript import Piece
-from tacg.trace.player import player_page
-from tacg.trace.record import Lines, trace_of
+from tacg.trace.record import Lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -57,6 +57,7 @@ class Service:
         self.metrics = Metrics()
         self.batcher = Batcher(llm, self.limits, self.metrics)
         self.reader = Reader(llm, self.defaults, self.limits)
+        self.intake, self.replayer = Intake(self.limits), Replayer(self.limits.deadline)
         self.created = int(time.time())
         self._facts: dict[str, Any] | None = None
         files = page_files()
@@ -76,7 +77,7 @@ class Service:
         inner = Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=handlers)
         inner.router.redirect_slashes = False
         public = {"/health", "/", *files}
-        self.app = Guard(inner, access or Access(), self.metrics, public, {route.path for route in routes})
+        self.app = Guard(inner, access or Access(), self.limits, self.metrics, public, {route.path for route in routes})
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -112,10 +113,7 @@ class Service:
             async for index, told in rows.events():
                 answers.setdefault(index, Answer()).hear(told)
         ordered = [answers[index] for index in sorted(answers)]
-        choices = [
-            shape.choice(index, answer.text, answer.reason, shape.logprobs(answer.tokens, ()) if ask.logprobs else None)
-            for index, answer in enumerate(ordered)
-        ]
+        choices = await asyncio.to_thread(_choices, ordered, shape, logprobs=ask.logprobs)
         return shape.response(choices, _cost(ask, ordered, note))
 
     async def _chunks(self, ask: Ask, shape: Shape, note: dict[str, Any]) -> AsyncGenerator[str, None]:
@@ -125,7 +123,10 @@ class Service:
         with Rows(self.batcher, ask) as rows:
             async for index, told in rows.events():
                 answer = answers.setdefault(index, Answer())
-                choices = answer.chunk(index, told, shape, logprobs=ask.logprobs)
+                if ask.logprobs:  # they are found by decoding again and again
+                    choices = await asyncio.to_thread(answer.chunk, index, told, shape, logprobs=True)
+                else:
+                    choices = answer.chunk(index, told, shape, logprobs=False)
                 answer.hear(told)
                 for choice in choices:
                     yield json.dumps(shape.part([choice]) | empty)
@@ -167,28 +168,20 @@ class Service:
                     begun = True
                     yield json.dumps(lines.start(told))
                 elif isinstance(told, Step):
-                    yield json.dumps(lines.step(told))
+                    yield await asyncio.to_thread(_line, lines, told)
                 elif isinstance(told, Done):
                     _cost(ask, [Answer(output=told.output)], note)
                     yield json.dumps(lines.end(told.output))
 
     async def replay(self, request: Request) -> Response:
         """One or two traces as a page that plays them by itself."""
-        body = Body(await read_json(request, self.limits.replay_bytes, self.limits.stall))
-        wants = "a list of one or two traces, each a list of lines as /v1/decode sends them"
-        given = body.take("traces", wants, _right_traces)
-        body.settings((), ("traces",))
-        if given is None:
-            raise bad(f"`traces` must be {wants}; it is missing.", "traces")
-        try:
-            page = await asyncio.to_thread(lambda: player_page([trace_of(lines) for lines in given]))
-        except TacgError as error:
-            raise bad(str(error), "traces") from None
+        async with self.intake.body(request) as body:
+            page = await unless_gone(request.receive, self.replayer.page(body))
         headers = {
             "content-disposition": 'attachment; filename="tacg-replay.html"',
             "content-security-policy": "sandbox; default-src 'none'",
         }
-        return Response(page.encode("utf-8", "replace"), 200, headers, "text/html")
+        return Response(page, 200, headers, "text/html")
 
     async def info(self, request: Request) -> Response:
         """What the page offers."""
@@ -212,11 +205,11 @@ class Service:
         return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
     async def _read(self, request: Request, read: Callable[[Any], Ask]) -> Ask:
-        """Understand a request. Long texts are encoded elsewhere, so that the others' chunks are not held up."""
+        """Understand a request, in a thread: JSON and long texts take their time, and others' chunks must not wait."""
         if self.batcher.draining:
             self.batcher.submit([])  # says why not
-        document = await read_json(request, self.limits.body_bytes, self.limits.stall)
-        ask = await asyncio.to_thread(read, document)
+        async with self.intake.body(request) as body:
+            ask = await asyncio.to_thread(_understood, body, read)
         note = request.scope["tacg.note"]
         note |= {"rows": len(ask.prompts) * ask.n, "prompt_tokens": sum(map(len, ask.prompts)), "prompt": ask.shown}
         return ask
@@ -234,7 +227,9 @@ class Answer:
 
     def hear(self, told: Any) -> None:
         """Add it."""
-        if isinstance(told, Piece):
+        if isinstance(told, Started):  # perhaps again: then nothing of it has been shown
+            self.text, self.tokens = "", []
+        elif isinstance(told, Piece):
             self.text += told.text
             self.tokens += told.tokens
         elif isinstance(told, Done):
@@ -297,8 +292,22 @@ async def _file(file: Path, request: Request) -> Response:
     return Response(file.read_bytes(), 200, {"cache-control": "no-cache"}, kind or "application/octet-stream")
 
 
-def _right_traces(value: Any) -> bool:
-    return isinstance(value, list) and 1 <= len(value) <= 2 and all(isinstance(each, list) for each in value)
+def _understood(body: bytearray, read: Callable[[Any], Ask]) -> Ask:
+    try:
+        return read(parse_json(body))
+    except RecursionError:  # nested just so deep that it could be parsed, but not repeated in a message
+        raise bad("The body is nested too deeply.", code="invalid_json") from None
+
+
+def _choices(answers: list[Answer], shape: Shape, *, logprobs: bool) -> list[dict[str, Any]]:
+    return [
+        shape.choice(index, answer.text, answer.reason, shape.logprobs(answer.tokens, ()) if logprobs else None)
+        for index, answer in enumerate(answers)
+    ]
+
+
+def _line(lines: Lines, step: Step) -> str:
+    return json.dumps(lines.step(step))
 
 
 def _cost(ask: Ask, answers: list[Answer], note: dict[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ FIELDS = (*OWN_FIELDS, "stream", "stream_options", "stop", "max_tokens", "max_co
 SERVERS_OWN = ("scan",)  # how the machine computes is not a client's business
 DECODE = {*Decode().knobs(), "suppress"}
 STOPS, STOP_LENGTH, SPELLING = 16, 256, 64
+CHARACTERS = 64  # for each token that a prompt may have: a text beyond that is not even encoded
 
 
 @dataclass(frozen=True)
@@ -165,12 +166,16 @@ class Reader:
             raise bad("`prompt` must be a text, ids, or a list of these.", param)
         if not isinstance(prompt, str | list):
             raise bad(f"`prompt` must be a text, ids, or a list of these, got {brief(prompt)}.", param)
+        most = self._limits.prompt_tokens
+        if (size := _characters(prompt)) > most * CHARACTERS:
+            told = f"The prompt must have at most {most * CHARACTERS} characters ({most} tokens), got {size}."
+            raise bad(told, param, "context_length_exceeded")
         try:
             ids = tuple(self._llm.encode(prompt, chat))
         except TacgError as error:
             raise bad(str(error)[:1000], param) from None
-        if len(ids) > self._limits.prompt_tokens:
-            told = f"The prompt must have at most {self._limits.prompt_tokens} tokens, got {len(ids)}; shorten it."
+        if len(ids) > most:
+            told = f"The prompt must have at most {most} tokens, got {len(ids)}; shorten it."
             raise bad(told, param, "context_length_exceeded")
         return ids
 
@@ -286,6 +291,13 @@ def _message(number: int, message: Any) -> dict[str, str]:
     if not isinstance(content, str):
         raise bad(f"`{where}.content` must be a text, or parts of the type text.", f"{where}.content")
     return {"role": role, "content": content}
+
+
+def _characters(prompt: str | list[Any]) -> int:
+    """Of a text or of messages; ids have none."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(len(each["content"]) for each in prompt if isinstance(each, dict))
 
 
 def _is_text(part: Any) -> bool:

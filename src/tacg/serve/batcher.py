@@ -11,67 +11,28 @@ import math
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tacg.engine.events import Finished, Started, Step
+from tacg.engine.events import Finished, Started
 from tacg.engine.loop import Engine
 from tacg.errors import TacgError
 from tacg.serve import refusal
+from tacg.serve.job import Done, Job
 from tacg.serve.refusal import Refusal
-from tacg.serve.transcript import Piece, Transcript
+from tacg.serve.trouble import DeviceLostError, check_device, free_memory, out_of_memory, repeats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from tacg.engine.events import Event
-    from tacg.engine.request import Request
     from tacg.llm import LLM
+    from tacg.serve.job import Told
     from tacg.serve.limits import Limits
     from tacg.serve.metrics import Metrics
     from tacg.types import Output
 
 log = logging.getLogger("tacg.serve")
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A row's last word: what it did; its text, all pieces together; and OpenAI's reason, stop or length."""
-
-    output: Output
-    reason: str
-
-
-Told = Started | Step | Piece | Done | Refusal
-
-
-@dataclass(eq=False)
-class Job:
-    """A row that somebody waits for.
-
-    tell      receives what happens, in the batcher's thread; the last is a `Done` or a `Refusal`
-    stream    tell pieces of text as they settle
-    trace     tell every step with everything measured
-    deadline  seconds from now until it must be done
-    """
-
-    request: Request
-    tell: Callable[[Told], None]
-    deadline: float
-    stop: tuple[str, ...] = ()
-    stream: bool = False
-    trace: bool = False
-    logprobs: bool = False
-    cancelled: bool = False
-    began: float = field(default_factory=time.monotonic)
-    steps: int = 0  # told so far; a row that has to start again repeats none
-    text: str = ""
-    transcript: Transcript | None = None
-
-    @property
-    def watched(self) -> bool:
-        """Whether its steps matter on the way."""
-        return self.trace or self.stream or bool(self.stop)
 
 
 class Batcher:
@@ -83,7 +44,9 @@ class Batcher:
         self._waiting: deque[Job] = deque()
         # An engine with its rows. The first is the batch; others hold one row each, after a step that failed.
         self._engines: dict[Engine, dict[int, Job]] = {Engine(llm.model, limits.rows): {}}
+        self._room, self._well = limits.rows, 0  # rows that memory holds, as far as is known; ended since it was known
         self._draining = self._stopped = False
+        self.failure = ""  # why nothing will ever be decoded here again
         self._usual = 1.0  # seconds that a job takes, a moving average
         self._thread = threading.Thread(target=self._run, name="tacg-batcher", daemon=True)
 
@@ -103,8 +66,7 @@ class Batcher:
                 seconds = min(60, max(1, math.ceil(self._usual * rounds)))
                 raise refusal.full(self._limits.rows, self._limits.queue, seconds)
             for job in jobs:
-                made = Transcript(self._llm, job.request.decode.gen_length, job.stop, tokens=job.logprobs)
-                job.transcript = made
+                job.begin(self._llm)
             self._waiting.extend(jobs)
             self._changed.notify()
 
@@ -156,13 +118,17 @@ class Batcher:
             while self._next():
                 for engine in list(self._engines):
                     self._step(engine)
+        except DeviceLostError as error:  # no later call can do better, not even in another engine
+            self.failure = f"The device {self._llm.model.spec.name!r} runs on has failed: {error}"
+            log.critical("%s", self.failure)
         except Exception as error:  # a fault of ours: better to say so to everybody than to leave them waiting
-            log.critical("the batcher fails: %s", type(error).__name__, exc_info=True)
+            self.failure = f"The batcher has failed: {type(error).__name__}."
+            log.critical("%s", self.failure, exc_info=True)
         finally:
             with self._changed:
                 self._draining = self._stopped = True
-                for job in [*self._waiting, *self._jobs()]:
-                    self._end(job, refusal.cut_off())
+                for job in [*self._waiting, *(job for jobs in self._engines.values() for job in jobs.values())]:
+                    job.end(refusal.broken() if self.failure else refusal.cut_off())
                 self._waiting.clear()
                 self._engines.clear()
 
@@ -175,15 +141,21 @@ class Batcher:
                 return False
             self._drop()
             engine, jobs = next(iter(self._engines.items()))
-            while self._waiting and self.running < self._limits.rows:
-                job = self._waiting.popleft()
+            while self._waiting and self.running < min(self._room, self._limits.rows):
+                job = self._waiting[0]  # where it is told of it if this is the end of everything
                 try:
                     jobs[engine.submit(job.request)] = job
+                    self._waiting.popleft()
                 except TacgError as error:
-                    self._end(job, refusal.bad(str(error)))
-                except Exception as error:  # such as no memory for another row: the others go on
+                    self._waiting.popleft().end(refusal.bad(str(error)))
+                except Exception as error:
+                    check_device(self._llm.model)
                     log.error("a row cannot join: %s", type(error).__name__)
-                    self._end(job, refusal.failed(type(error).__name__))
+                    self._waiting.popleft()
+                    if out_of_memory(error):
+                        self._put_back([job])
+                    else:
+                        job.end(refusal.failed(type(error).__name__))
         return True
 
     def _drop(self) -> None:
@@ -192,7 +164,7 @@ class Batcher:
 
         def over(job: Job) -> bool:
             if not job.cancelled and now - job.began > job.deadline:
-                self._end(job, refusal.late(job.deadline))
+                job.end(refusal.late(job.deadline))
             return job.cancelled
 
         kept = [job for job in self._waiting if not over(job)]
@@ -210,14 +182,25 @@ class Batcher:
         try:
             events = engine.step(detail=detail)
         except Exception as error:  # whatever a policy or a model does wrong
-            self._isolate(engine, error)
+            check_device(self._llm.model)
+            lost = [jobs.pop(row) for row in sorted(engine.lost & jobs.keys())]
+            engine.lost.clear()
+            if not out_of_memory(error):
+                self._isolate(engine, lost, error)
+                return
+        else:
+            self._hear(engine, events)
             return
+        self._shed(lost)  # here the error is gone, and with it the tensors that its frames held
+
+    def _hear(self, engine: Engine, events: Iterable[Event]) -> None:
+        jobs = self._engines[engine]
         self._metrics.add("tacg_engine_steps_total")
         for event in events:
             job = jobs.get(event.row)
             if job is not None:
                 for told in self._read(engine, job, event):
-                    self._tell(job, told)
+                    job.hear(told)
             if isinstance(event, Finished):
                 jobs.pop(event.row, None)
         if not jobs and engine is not next(iter(self._engines)):
@@ -229,7 +212,8 @@ class Batcher:
         if isinstance(event, Finished):
             yield from self._finish(job, event.output)
         elif isinstance(event, Started):
-            yield event
+            if not job.shown:  # else it starts again, which nobody is to notice
+                yield event
         elif event.step > job.steps:
             job.steps = event.step
             if job.trace:
@@ -248,6 +232,9 @@ class Batcher:
         self._metrics.add("tacg_rows_total", how=how)
         self._metrics.add("tacg_forwards_total", output.forwards)
         self._usual += 0.1 * (time.monotonic() - job.began - self._usual)
+        self._well += 1
+        if self._well >= self._room:  # perhaps memory has room for one more by now
+            self._room, self._well = min(self._room + 1, self._limits.rows), 0
         if output.error:
             yield refusal.failed(output.error)
             return
@@ -260,42 +247,69 @@ class Batcher:
         reason = "stop" if job.transcript.stopped or output.finish_reason == "eos" else "length"
         yield Done(replace(output, text=job.text), reason)
 
-    def _isolate(self, engine: Engine, error: Exception) -> None:
-        """After a step that failed: each row starts again in an engine of its own; one that is alone already fails.
+    # -- trouble -----------------------------------------------------------------------------------------------------
 
-        Answers are determined by their requests, so what was told so far still stands.
+    def _shed(self, lost: list[Job]) -> None:
+        """After a step for which memory did not suffice: fewer rows. Those that the step lost; or the youngest, of
+        those that nobody has seen anything of if there are any.
         """
-        jobs = self._engines[engine]
+        self._metrics.add("tacg_memory_shortages_total")
+        free_memory(self._llm.model)
+        if not lost:
+            running = [(each, row, job) for each, jobs in self._engines.items() for row, job in jobs.items()]
+            if not running:  # nobody waits for what could not be done
+                return
+            engine, row, youngest = min(running, key=lambda found: (found[2].shown, -found[2].began))
+            engine.cancel(row)
+            del self._engines[engine][row]
+            lost = [youngest]
+        log.error("out of memory with %d rows; %d start again later, or end", self.running + len(lost), len(lost))
+        with self._changed:
+            self._put_back(lost)
+
+    def _put_back(self, jobs: Sequence[Job]) -> None:
+        """Let jobs wait, as the next to get in, until there is more memory; a row that was alone would wait in vain."""
+        alone = not self.running and len(jobs) == 1
+        self._room, self._well = max(1, self.running + len(jobs) - 1), 0
+        for job in reversed(jobs):
+            if alone or not self._may_restart(job):
+                self._metrics.add("tacg_rows_total", how="error")
+                job.end(refusal.no_memory(alone=alone))
+            else:
+                job.begin(self._llm)
+                self._waiting.appendleft(job)
+
+    def _isolate(self, engine: Engine, lost: list[Job], error: Exception) -> None:
+        """After a step that failed: each row of it starts again in an engine of its own; one that was alone fails.
+
+        lost  the rows that the step was busy with; none: it may have been any, and the whole engine is given up
+        """
+        jobs = lost or list(self._engines[engine].values())
         if len(jobs) == 1:
-            (job,) = jobs.values()
             reason = str(error) if isinstance(error, TacgError) else f"{type(error).__name__} in the model or policy."
             log.error("a row fails: %s", type(error).__name__)
             self._metrics.add("tacg_rows_total", how="error")
-            self._end(job, refusal.failed(reason))
+            jobs.pop().end(refusal.failed(reason))
         else:
             log.error("a step fails (%s); its %d rows start again, each alone", type(error).__name__, len(jobs))
             self._metrics.add("tacg_engine_restarts_total")
         alone = {}
-        for job in jobs.values() if len(jobs) > 1 else ():
+        for job in jobs:
             own = Engine(self._llm.model, 1)
-            alone[own] = {own.submit(job.request): job}
+            try:
+                if not self._may_restart(job):
+                    raise refusal.interrupted()
+                job.begin(self._llm)
+                alone[own] = {own.submit(job.request): job}
+            except Exception as again:
+                self._metrics.add("tacg_rows_total", how="error")
+                job.end(again if isinstance(again, Refusal) else refusal.failed(type(again).__name__))
         with self._changed:
-            first = next(iter(self._engines)) is engine
-            kept = {each: rows for each, rows in self._engines.items() if each is not engine}
-            fresh = {Engine(self._llm.model, self._limits.rows): dict[int, Job]()} if first else {}
+            first = next(iter(self._engines))
+            kept = {each: rows for each, rows in self._engines.items() if lost or each is not engine}
+            fresh = {Engine(self._llm.model, self._limits.rows): dict[int, Job]()} if first not in kept else {}
             self._engines = fresh | kept | alone
 
-    def _end(self, job: Job, told: Refusal) -> None:
-        self._tell(job, told)
-        job.cancelled = True
-
-    def _tell(self, job: Job, told: Told) -> None:
-        if job.cancelled:
-            return
-        try:
-            job.tell(told)
-        except Exception:  # the one who waited is gone, and its event loop with it
-            job.cancelled = True
-
-    def _jobs(self) -> list[Job]:
-        return [job for jobs in self._engines.values() for job in jobs.values()]
+    def _may_restart(self, job: Job) -> bool:
+        """What a client has seen of an answer must be how it goes on."""
+        return not job.shown or repeats(self._llm.model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from typing import TYPE_CHECKING, Any
@@ -10,39 +11,56 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import ClientDisconnect
 
 from tacg.errors import TacgError, unknown
-from tacg.serve.refusal import Refusal, bad
+from tacg.serve.refusal import Refusal, bad, crowded, too_large
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from starlette.requests import Request
+
+    from tacg.serve.limits import Limits
 
 NAME = 64  # characters of a stranger's words that are repeated to them
 
 
-async def read_json(request: Request, limit: int, seconds: float) -> Any:
-    """The JSON of a request. Refused: too large, too slow, not said to be JSON (so that pages of others must ask)."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise Refusal(415, f"`Content-Type` must be application/json, got {kind[:NAME]!r}.", code="unsupported_media")
-    told = request.headers.get("content-length", "")
-    if told.isdecimal() and int(told[:20]) > limit:
-        raise _too_large(limit)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(seconds):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > limit:
-                    raise _too_large(limit)
-    except TimeoutError:
-        raise Refusal(408, f"The body did not arrive within {seconds:g} s.", code="body_timeout") from None
-    except ClientDisconnect:
-        raise Refusal(400, "The body ended early.", code="disconnected") from None
-    return parse_json(bytes(body))
+class Intake:
+    """Receives bodies: each within its limits, and all of them, until they are understood, within `flight_bytes`.
+
+    When that much is held, a body is refused once it is larger than an equal share for every connection. So whoever
+    holds large ones does not keep small ones out.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits, self._held = limits, 0
+        self._share = limits.flight_bytes // limits.connections
+
+    @contextlib.asynccontextmanager
+    async def body(self, request: Request) -> AsyncIterator[bytearray]:
+        """A request's body. Refused: too large, too slow, not said to be JSON (so that pages of others must ask)."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":
+            told = f"`Content-Type` must be application/json, got {kind[:NAME]!r}."
+            raise Refusal(415, told, code="unsupported_media")
+        limit, seconds, body = self._limits.body_of(request.url.path), self._limits.stall, bytearray()
+        try:
+            async with asyncio.timeout(seconds):
+                async for chunk in request.stream():
+                    body += chunk
+                    self._held += len(chunk)
+                    if len(body) > limit:
+                        raise too_large(limit)
+                    if self._held > self._limits.flight_bytes and len(body) > self._share:
+                        raise crowded(self._limits.flight_bytes)
+            yield body
+        except TimeoutError:
+            raise Refusal(408, f"The body did not arrive within {seconds:g} s.", code="body_timeout") from None
+        except ClientDisconnect:
+            raise Refusal(400, "The body ended early.", code="disconnected") from None
+        finally:
+            self._held -= len(body)
 
 
-def parse_json(body: bytes) -> Any:
+def parse_json(body: bytes | bytearray) -> Any:
     """Strict JSON: UTF-8, finite numbers, and no name twice in an object."""
     try:
         return json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_constant, parse_float=_number)
@@ -68,10 +86,6 @@ def _number(word: str) -> float:
     if abs(value) == float("inf"):
         raise ValueError("a number is too large")
     return value
-
-
-def _too_large(limit: int) -> Refusal:
-    return Refusal(413, f"The body must not be larger than {limit} bytes.", code="body_too_large")
 
 
 class Body:

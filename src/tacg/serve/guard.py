@@ -17,13 +17,14 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 
 from tacg.errors import TacgError
-from tacg.serve.refusal import NOT_AGAIN, Refusal
+from tacg.serve.refusal import NOT_AGAIN, Refusal, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from tacg.serve.limits import Limits
     from tacg.serve.metrics import Metrics
 
 log = logging.getLogger("tacg.serve")
@@ -86,9 +87,15 @@ class Guard:
     """Wraps the application. Nothing gets past it without a key if there is one, except what is `public`."""
 
     def __init__(
-        self, app: ASGIApp, access: Access, metrics: Metrics, public: Collection[str], endpoints: Collection[str]
+        self,
+        app: ASGIApp,
+        access: Access,
+        limits: Limits,
+        metrics: Metrics,
+        public: Collection[str],
+        endpoints: Collection[str],
     ) -> None:
-        self._app, self._access, self._metrics = app, access, metrics
+        self._app, self._access, self._limits, self._metrics = app, access, limits, metrics
         self._public, self._endpoints = frozenset(public), frozenset(endpoints)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -118,6 +125,11 @@ class Guard:
     # -- coming in ---------------------------------------------------------------------------------------------------
 
     def _check(self, scope: Scope, headers: Headers) -> None:
+        # Of two lengths a proxy may believe the other one, and take the rest of the body for somebody's next request.
+        # The connection ends: what would follow is in doubt.
+        if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
+            told = "`Transfer-Encoding` must come alone and with HTTP/1.1: leave `Content-Length` out."
+            raise Refusal(400, told, code="ambiguous_length", headers={"connection": "close"})
         key = self._access.api_key
         if key is not None and scope["path"] not in self._public:
             kind, _, given = headers.get("authorization", "").partition(" ")
@@ -135,6 +147,9 @@ class Guard:
         if origin is not None and not self._may_read(origin) and _site(origin) != headers.get("host"):
             told = f"Pages of {origin[:64]!r} may not use this server; start it with --cors {origin[:64]}."
             raise Refusal(403, told, "permission_error", code="wrong_origin")
+        length, limit = headers.get("content-length", ""), self._limits.body_of(scope["path"])
+        if length.isdecimal() and int(length[:20]) > limit:
+            raise too_large(limit)
 
     def _may_read(self, origin: str) -> bool:
         return origin in self._access.origins or "*" in self._access.origins

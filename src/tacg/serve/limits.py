@@ -17,6 +17,8 @@ class Limits:
     prompt_tokens   of one prompt
     gen_length      positions of one answer
     body_bytes      of a request; `replay_bytes` of one that brings traces
+    flight_bytes    of all bodies that are being received or understood
+    head            seconds that a client may take to say what it wants, up to the end of its headers
     deadline        seconds until an answer must be complete, waiting included
     stall           seconds that a client may take to send its body, or to read a chunk
     grace           seconds that requests under way get when the server is told to stop
@@ -30,10 +32,16 @@ class Limits:
     gen_length: int = 1024
     body_bytes: int = 1 << 20
     replay_bytes: int = 1 << 24
+    flight_bytes: int = 1 << 26
+    head: float = 10.0
     deadline: float = 300.0
     stall: float = 30.0
     grace: float = 30.0
     connections: int = 1024
+
+    def body_of(self, path: str) -> int:
+        """Bytes that a request to this path may bring."""
+        return self.replay_bytes if path == "/v1/replay" else self.body_bytes
 
     def __post_init__(self) -> None:
         for each in fields(self):

@@ -32,6 +32,17 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> Refu
     return Refusal(400, message, param=param, code=code)
 
 
+def too_large(limit: int) -> Refusal:
+    """More bytes than one request may bring."""
+    return Refusal(413, f"The body must not be larger than {limit} bytes.", code="body_too_large")
+
+
+def crowded(limit: int) -> Refusal:
+    """More bytes than all requests may bring at once."""
+    told = f"Bodies of more than {limit} bytes in all are being received, which is the limit; try again in a moment."
+    return Refusal(503, told, "server_error", code="too_many_bytes", headers={"retry-after": "1"})
+
+
 def full(rows: int, queue: int, seconds: int) -> Refusal:
     """Nobody may wait any more."""
     told = f"All {rows} rows are busy and {queue} more wait, which is the limit; try again in {seconds} s."
@@ -54,6 +65,34 @@ def late(seconds: float) -> Refusal:
     """The request's time is over."""
     told = f"The answer was not complete within {seconds:g} s; ask for fewer tokens, or when less is going on."
     return Refusal(504, told, "server_error", code="deadline_exceeded", headers=NOT_AGAIN)
+
+
+def broken() -> Refusal:
+    """The server ends by itself."""
+    told = "The server's device has failed and the server ends; send the request again, in a moment or to another one."
+    return Refusal(503, told, "server_error", code="server_failed", headers={"retry-after": "30"})
+
+
+def no_memory(*, alone: bool) -> Refusal:
+    """There is no memory for the row: at the moment, or ever."""
+    told = "Memory does not suffice for this request"
+    if alone:
+        told += ", even alone; shorten its prompt, or ask for fewer tokens."
+        return Refusal(503, told, "server_error", code="out_of_memory", headers=NOT_AGAIN)
+    told += " beside the others, and a part of its answer was sent already; send it again in a moment."
+    return Refusal(503, told, "server_error", code="out_of_memory", headers={"retry-after": "5"})
+
+
+def interrupted() -> Refusal:
+    """A row that would have to start again, and might then say something else."""
+    told = "A step of the batch failed, and a part of this answer was sent already; send the request again."
+    return Refusal(503, told, "server_error", code="interrupted", headers={"retry-after": "1"})
+
+
+def slow_reader() -> Refusal:
+    """The client leaves too much unread."""
+    told = "The steps of this decode are read too slowly; read faster, or ask for fewer positions at once."
+    return Refusal(503, told, "server_error", code="slow_reader", headers=NOT_AGAIN)
 
 
 def failed(reason: str) -> Refusal:

@@ -6,7 +6,9 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from tacg.serve.batcher import Done, Job, Told
+from tacg.engine.events import Step
+from tacg.serve import refusal
+from tacg.serve.job import Done, Job, Told
 from tacg.serve.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from tacg.serve.batcher import Batcher
 
 T = TypeVar("T")
+BACKLOG = 1 << 15  # what a client may leave unread; measured at a position, it takes about 1 KB
 
 
 class GoneError(Exception):
@@ -30,6 +33,7 @@ class Rows:
     def __init__(self, batcher: Batcher, ask: Ask, *, trace: bool = False) -> None:
         self._batcher = batcher
         self._queue: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
+        self._heard = self._read = 0  # in all; the first counts in the batcher's thread, the second in the loop
         self._loop = asyncio.get_running_loop()
         rows = ask.rows()
         self.jobs = [
@@ -49,17 +53,27 @@ class Rows:
 
     def _hear(self, index: int, told: Told) -> None:
         """Called in the batcher's thread."""
-        self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, told))
+        self._heard += _weight(told)
+        slow = self._heard - self._read > BACKLOG and not isinstance(told, Refusal)
+        self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, refusal.slow_reader() if slow else told))
+        if slow:
+            raise GoneError  # as good as
 
     async def events(self) -> AsyncIterator[tuple[int, Told]]:
         """What is told of each row, until all are done. A refusal of one of them ends it all."""
         left = len(self.jobs)
         while left:
             index, told = await self._queue.get()
+            self._read += _weight(told)
             if isinstance(told, Refusal):
                 raise told
             left -= isinstance(told, Done)
             yield index, told
+
+
+def _weight(told: Told) -> int:
+    """How much of the backlog it takes: everything that was measured at a position counts as one."""
+    return 1 + (len(told.proposals) if isinstance(told, Step) else 0)
 
 
 async def disconnected(receive: Receive) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 
 from tacg.errors import TacgError
+from tacg.serve.wire import Wire
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from tacg.serve.app import Service
 
 log = logging.getLogger("tacg.serve")
+OTHER_FILES = 256  # descriptors that are not connections
 LAST_WORDS = 5  # seconds for responses that are complete but not yet sent
 
 
@@ -25,10 +29,12 @@ class Server(uvicorn.Server):
 
     def __init__(self, service: Service) -> None:
         limits = service.limits
+        allow_files(limits.connections + OTHER_FILES)
         super().__init__(
             uvicorn.Config(
                 service.app, log_config=None, access_log=False, lifespan="on", ws="none", server_header=False,
-                limit_concurrency=limits.connections, timeout_graceful_shutdown=LAST_WORDS, proxy_headers=False,
+                http=cast("Any", partial(Wire, limits)), limit_concurrency=limits.connections,
+                timeout_graceful_shutdown=LAST_WORDS, proxy_headers=False,
             )
         )  # fmt: skip
         self._service = service
@@ -40,9 +46,17 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
+    async def on_tick(self, counter: int) -> bool:
+        """Leave, too, when nothing can be decoded any more."""
+        if not self._service.batcher.alive:
+            self.leave()
+        return await super().on_tick(counter)
+
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal to stop. It is not raised again afterwards: leaving as asked is a success."""
-        if self._loop is None or self._leaving is not None:
+        if not self.started or self._loop is None:
+            os._exit(128 + sig)  # nobody has been served yet
+        if self._leaving is not None:
             self.should_exit = self.force_exit = True
         else:
             self._loop.call_soon_threadsafe(self.leave)
@@ -79,6 +93,18 @@ def bind(host: str, port: int) -> socket.socket:
         if listening is not None:
             listening.close()
         raise TacgError(f"Cannot listen at {host}, port {port}: {error}; choose another --port or --host.") from None
+
+
+def allow_files(wanted: int) -> None:
+    """Let this process have as many descriptors open, as far as it may: often 1024 is all that it gets unasked."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # not Unix
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def address(listening: socket.socket) -> str:

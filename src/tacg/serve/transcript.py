@@ -98,8 +98,7 @@ class Transcript:
         began = self._told
         decode = self._llm.tokenizer.decode
         while self._told < len(words):
-            text = decode([token for token, _ in words[: self._told + 1]])
-            if not final and len(text) > self._given:
+            if not final and len(decode([token for token, _ in words[: self._told + 1]])) > self._given:
                 break
             self._told += 1
         return tuple(words[began : self._told])
