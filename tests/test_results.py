@@ -98,7 +98,7 @@ def test_settings_are_not_mixed(llm: tacg.LLM, tmp_path: Path, whole: bytes) -> 
             Ledger(path)
         assert path.read_bytes() == foreign
     path.write_bytes(whole.replace(b'"number": 2', b'"number" 2'))
-    with pytest.raises(TacgError, match="line 4: not a JSON row"):
+    with pytest.raises(TacgError, match="line 4 is not valid JSON"):
         run(llm, path, resume=True)
 
 

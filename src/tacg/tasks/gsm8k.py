@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.tasks.base import Grade, Problem
 from tacg.tasks.boxes import last_box
 from tacg.tasks.files import FileTask, Item
 from tacg.tasks.released import gsm8k_answer, gsm8k_gold
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SYSTEM = (
     "Your task is to answer the question below. Give step by step reasoning before you answer, and when you're ready "
@@ -27,7 +30,7 @@ class GSM8K(FileTask):
     """School mathematics in words, 1,319 problems; graded on the final number."""
 
     name: ClassVar[str] = "gsm8k"
-    needs: ClassVar[tuple[str, ...]] = ("question", "answer")
+    needs: ClassVar[Mapping[str, Any]] = {"question": str, "answer": str}
     hub: ClassVar[tuple[str, str | None, str]] = ("openai/gsm8k", "main", "test")
     examples: ClassVar[str] = "train"
 
