@@ -23,20 +23,27 @@ DEEPEST = 64  # levels of JSON; ours have a handful, and much of what handles va
 
 def read_bytes(path: Path, what: str, hint: str = "") -> bytes:
     """A regular file's content, unpacked if its name ends in .gz. `what` it should be and `hint` are for the error."""
+    refuse_irregular(path, what, hint)
     begins = f"The {what} {str(path)!r}"
     try:
-        mode = path.stat().st_mode
-        if not stat.S_ISREG(mode):
-            raise TacgError(f"{begins} must be a regular file, but it is {_kind(mode)}.{_next(hint)}")
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read(LARGEST + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise TacgError(f"{begins} cannot be read: {_why(error)}.{_next(hint)}") from None
-    except ValueError as error:  # a name with a zero byte
-        raise error if isinstance(error, TacgError) else TacgError(f"{begins} cannot be read: {error}.") from None
     if len(content) > LARGEST:
         raise TacgError(f"{begins} must not be larger than {LARGEST} bytes.{_next(hint)}")
     return content
+
+
+def refuse_irregular(path: Path, what: str, hint: str = "") -> None:
+    """Raise unless there is a regular file: a directory cannot be read, and a pipe may keep one waiting for ever."""
+    begins = f"The {what} {str(path)!r}"
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:  # the latter: a name with a zero byte
+        raise TacgError(f"{begins} cannot be read: {_why(error)}.{_next(hint)}") from None
+    if not stat.S_ISREG(mode):
+        raise TacgError(f"{begins} must be a regular file, but it is {_kind(mode)}.{_next(hint)}")
 
 
 def read_text(path: Path, what: str, hint: str = "") -> str:

@@ -80,10 +80,12 @@ def load_checkpoint(
 def _device(name: str) -> torch.device:
     """The device, if something can be put there."""
     try:
-        return torch.zeros(1, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0]
-        raise TacgError(f"The device {name!r} cannot be used here: {first} `tacg doctor` says what there is.") from None
+        probe = torch.zeros(1, device=name)
+        probe.tolist()  # what is on `meta` has no values
+        return probe.device
+    except (RuntimeError, AssertionError, TypeError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise TacgError(f"The device {name!r} cannot be used here: {why}. `tacg doctor` says what there is.") from None
 
 
 def locate(source: str | Path, *, revision: str | None = None, offline: bool = False) -> Path:
