@@ -18,6 +18,8 @@ import pytest
 from tacg.cli.main import run
 from tests.test_cli import TACG
 
+pytestmark = pytest.mark.usefixtures("_no_hang")
+
 DEEP = "[" * 100_000
 ANSWERED = {"question": "What is 2 + 3?", "answer": "2 + 3 = 5\n#### 5"}
 BAD = {
@@ -87,13 +89,13 @@ FINE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [*BAD, *NOT_FILES])
-@pytest.mark.parametrize("verb", READERS)
+@pytest.mark.parametrize(
+    ("verb", "kind"),
+    [(verb, kind) for verb in READERS for kind in (*BAD, *NOT_FILES) if (verb, kind) not in FINE],
+)
 def test_what_cannot_be_read(
     verb: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if (verb, kind) in FINE:
-        pytest.skip("no mistake here")
     bad = make(kind, tmp_path)
     (tmp_path / "good.jsonl").write_text(json.dumps(ANSWERED | {"id": 0}) + "\n")
     for name in ("rows/rows.jsonl", "preset.toml", "checkpoint/config.json"):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
+import os
 from typing import TYPE_CHECKING, Any
 
+from tacg import files
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Tokenizer:
         self._backend = _backend(directory, self.config)
         template = directory / "chat_template.jinja"
         self.chat_template: str | None = (
-            template.read_text(encoding="utf-8") if template.is_file() else _plain(self.config.get("chat_template"))
+            files.read_text(template, "chat template") if template.is_file() else _plain(self.config.get("chat_template"))
         )
 
     @functools.cached_property
@@ -152,14 +153,11 @@ def _sandbox() -> Any:
 
 def read_json(path: Path, *, missing_ok: bool = False) -> Mapping[str, Any]:
     """A JSON object from a file, or an error that names the file."""
-    if missing_ok and not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise TacgError(f"{path} does not exist; a checkpoint needs it.") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise TacgError(f"{path} is not valid JSON: {error}.") from None
+    if not os.path.lexists(path):
+        if missing_ok:
+            return {}
+        raise TacgError(f"{path} does not exist; a checkpoint needs it.")
+    value = files.parse_json(files.read_text(path, "file of a checkpoint"), str(path))
     if not isinstance(value, dict):
         raise TacgError(f"{path} must hold a JSON object, got {type(value).__name__}.")
     return value
