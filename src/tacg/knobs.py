@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from tacg.errors import TacgError, unknown
+from tacg.shapes import brief
 
 BIG = 2**63  # no knob needs more, and integers beyond it do not fit a tensor
 
@@ -52,7 +53,7 @@ class Knob:
             and (self.high is None or value <= self.high)
         )
         if not in_range:
-            raise TacgError(f"`{self.name}` must be {self.type_name}, got {value!r}.")
+            raise TacgError(f"`{self.name}` must be {self.type_name}, got {brief(value)}.")
         return value
 
     def parse(self, text: str) -> Any:
@@ -64,14 +65,14 @@ class Knob:
             meanings = {"true": True, "yes": True, "on": True, "1": True}
             meanings |= {"false": False, "no": False, "off": False, "0": False}
             if word not in meanings:
-                raise TacgError(f"`{self.name}` must be true or false, got {text!r}.")
+                raise TacgError(f"`{self.name}` must be true or false, got {brief(text)}.")
             return meanings[word]
         try:
             return self.check(self.kind(text.strip()))
         except (ValueError, TypeError) as error:
             if isinstance(error, TacgError):
                 raise
-            raise TacgError(f"`{self.name}` must be {self.type_name}, got {text!r}.") from None
+            raise TacgError(f"`{self.name}` must be {self.type_name}, got {brief(text)}.") from None
 
 
 def knob(

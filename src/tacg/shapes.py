@@ -67,5 +67,10 @@ def _fields(value: dict[str, Any], shapes: dict[str, Any], name: str) -> str:
 
 
 def _wants(name: str, wanted: str, value: Any) -> str:
+    return f"`{name}` must be {wanted}, got {brief(value)}"
+
+
+def brief(value: Any) -> str:
+    """A value as a message repeats it: it may be a whole book."""
     shown = f"{WORDS[type(value)]} of {len(value)}" if isinstance(value, dict | list) else repr(value)
-    return f"`{name}` must be {wanted}, got {shown if len(shown) <= 60 else shown[:60] + '…'}"
+    return shown if len(shown) <= 80 else shown[:80] + "…"

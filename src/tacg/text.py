@@ -36,7 +36,9 @@ class Tokenizer:
         self._backend = _backend(directory, self.config)
         template = directory / "chat_template.jinja"
         self.chat_template: str | None = (
-            files.read_text(template, "chat template") if template.is_file() else _plain(self.config.get("chat_template"))
+            files.read_text(template, "chat template")
+            if template.is_file()
+            else _plain(self.config.get("chat_template"))
         )
 
     @functools.cached_property

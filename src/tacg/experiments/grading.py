@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tacg.errors import TacgError
 from tacg.experiments.stats import wilson
 from tacg.files import parse_json, read_text
+from tacg.shapes import brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,9 +26,9 @@ def read_answers(path: Path, problems: Mapping[str, Problem]) -> dict[str, str]:
         if line.strip():
             name, answer = _answer(line, f"{path}, line {number}")
             if name not in problems:
-                raise TacgError(f"{path}, line {number}: no problem has the id {name!r}; {_like(problems)}.")
+                raise TacgError(f"{path}, line {number}: no problem has the id {brief(name)}; {_like(problems)}.")
             if name in answers:
-                raise TacgError(f"{path}, line {number}: a second answer to {name!r}; keep one of them.")
+                raise TacgError(f"{path}, line {number}: a second answer to {brief(name)}; keep one of them.")
             answers[name] = answer
     if not answers:
         raise TacgError(f"{path} has no answers; write one a line, as in {_EXAMPLE}.")

@@ -94,8 +94,9 @@ def read_journal(path: Path) -> tuple[Row, list[Row]]:
 def refuse_other_settings(path: Path, there: Row, here: Row) -> None:
     """Raise unless both headers say the same, naming what differs."""
     differs = [
-        f"{name}: {before} there, {now} here" for name, before, now in _differences(there, here) if before != now
-    ]
+        f"{name[:80]}: {str(before)[:80]} there, {str(now)[:80]} here"
+        for name, before, now in _differences(there, here) if before != now
+    ][:10]  # fmt: skip
     if differs:
         raise TacgError(
             f"{path} was begun with other settings ({'; '.join(differs)}). Use the same ones or name another file."

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tacg.errors import TacgError
 from tacg.experiments.journal import Journal, read_journal
-from tacg.shapes import COUNT, Number, misfit
+from tacg.shapes import COUNT, Number, brief, misfit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -115,7 +115,7 @@ def _impossible(row: Row, n: int) -> str:
     """What contradicts itself in a row, in words."""
     known = {"number", *Item.__dataclass_fields__}
     if more := sorted(row.keys() - known):
-        return f"`{more[0]}` is no field of this version's rows"
+        return f"`{more[0][:80]}` is no field of this version's rows"
     if row["number"] >= n:
         return f"`number` must be below the {n} problems of the run, got {row['number']}"
     if len(row["pace"]) != row["steps"]:
@@ -129,11 +129,11 @@ def _of_another(row: Row, items: Mapping[int, Item], lines: Mapping[str, int], i
     """Whether the row answers another problem than its number says, or one that has been answered, in words."""
     name, number = row["id"], row["number"]
     if name in lines:
-        return f"{name!r} is answered a second time, the first is in line {lines[name]}"
+        return f"{brief(name)} is answered a second time, the first is in line {lines[name]}"
     if number in items:
         return f"a second row has the number {number}, the first is in line {lines[items[number].id]}"
     if ids and ids[number] != name:
-        return f"problem {number} of this run is {ids[number]!r}, but the row answers {name!r}"
+        return f"problem {number} of this run is {ids[number]!r}, but the row answers {brief(name)}"
     return ""
 
 

@@ -196,7 +196,8 @@ def _preset_file(policy: str, path: Path) -> dict[str, Any]:
     if wrong := misfit(found, {"policy": str, "knobs?": dict, "decode?": dict}):
         raise TacgError(f"The preset file {str(path)!r}: {wrong}; `tacg tune` writes such files.")
     if found.get("policy") != policy:
-        raise TacgError(f"{path} is a preset of {found.get('policy')!r}: spell it {found.get('policy')}:{path}.")
+        theirs = found["policy"][:80]
+        raise TacgError(f"{path} is a preset of {theirs!r}: spell it {theirs}:{path}.")
     return {"knobs": found.get("knobs", {}), "decode": found.get("decode", {})}
 
 

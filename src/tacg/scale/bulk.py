@@ -15,7 +15,7 @@ from tacg.errors import LogitsError, TacgError
 from tacg.experiments.journal import Journal, refuse_unwritable
 from tacg.files import parse_json, refuse_irregular
 from tacg.scale.fleet import Replica, machines, room, start, told_here
-from tacg.shapes import COUNT, misfit
+from tacg.shapes import COUNT, brief, misfit
 from tacg.version import __version__
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _names(source: Path, key: str, column: str) -> list[Any]:
     for number, row in enumerate(rows, start=1):
         for name in (key, column):
             if name not in row:
-                has = ", ".join(row) or "nothing"
+                has = ", ".join(row)[:200] or "nothing"
                 raise TacgError(f"{source}, row {number} has no column {name!r}, it has {has}: say which to take.")
         if type(row[key]) not in (str, int) or not isinstance(row[column], str):
             raise TacgError(f"{source}, row {number}: {key!r} must be text or a whole number, {column!r} text.")
@@ -149,7 +149,7 @@ def _names(source: Path, key: str, column: str) -> list[Any]:
         raise TacgError(f"{source} has {what}.")
     for name, count in Counter(names).items():
         if count > 1:
-            raise TacgError(f"Names must differ, but {name!r} of column {key!r} occurs {count} times in {source}.")
+            raise TacgError(f"Names must differ, but {brief(name)} of column {key!r} occurs {count} times in {source}.")
     return names
 
 
@@ -182,7 +182,7 @@ def _answers(rows: Sequence[dict[str, Any]], key: str, names: set[Any], out: Pat
         name = row.get(key)
         if type(name) not in (str, int) or name not in names or name in answers:
             wrong = "a second answer to" if type(name) in (str, int) and name in answers else "no prompt has the name"
-            raise TacgError(f"{out}, line {line}: {wrong} {name!r}; delete the line, or name another file.")
+            raise TacgError(f"{out}, line {line}: {wrong} {brief(name)}; delete the line, or name another file.")
         if wrong := misfit(row, ANSWER):
             raise TacgError(f"{out}, line {line}: {wrong}; delete the line, it will be made again.")
         answers[name] = row

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tacg.errors import TacgError, unknown
 from tacg.files import parse_json, read_text
 from tacg.knobs import knob
-from tacg.shapes import misfit
+from tacg.shapes import brief, misfit
 from tacg.tasks.base import Problem, Task
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class FileTask(Task):
         for number in order[:n]:
             problem = self.make(items[number], str(number), self.prompt(items[number]))
             if problem.id in seen:
-                raise TacgError(f"Two items of the {self.name} set have the id {problem.id!r}; {self._right_set}")
+                raise TacgError(f"Two items of the {self.name} set have the id {brief(problem.id)}; {self._right_set}")
             seen.add(problem.id)
             yield problem
 
