@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+BIG = 2**53  # beyond it, not every whole number is a float
 WORDS = {str: "text", bool: "true or false", dict: "an object", list: "a list"}
 
 
@@ -24,7 +25,7 @@ class Number:
 
     def __str__(self) -> str:
         kind = "a whole number" if self.whole else "a number"
-        if math.isinf(self.high):
+        if self.high >= BIG:
             return kind if math.isinf(self.low) else f"{kind} >= {self.low:g}"
         return f"{kind} from {self.low:g} to {self.high:g}"
 
@@ -34,7 +35,7 @@ class Number:
         return right and self.low <= value <= self.high
 
 
-COUNT = Number(0, 2**53, whole=True)
+COUNT = Number(0, BIG, whole=True)
 
 
 def misfit(value: Any, shape: Any, name: str = "it") -> str:

@@ -53,10 +53,10 @@ class TacgLM(LM):
         super().__init__()
         place = _place(device)
         self.llm = pretrained if isinstance(pretrained, LLM) else load(pretrained, dtype=dtype, device=place)
-        self.policy, self.mc_num, self.check_greedy, self.settings = policy, int(mc_num), check_greedy, settings
-        self.rows = int(batch_size) if str(batch_size).isdigit() else int(max_batch_size or 32)
-        if self.mc_num < 1:
-            raise TacgError(f"`mc_num` must be >= 1, got {mc_num}.")
+        self.policy, self.check_greedy, self.settings = policy, check_greedy, settings
+        self.mc_num = _count("mc_num", mc_num)
+        most = _count("max_batch_size", 32 if max_batch_size is None else max_batch_size)
+        self.rows = most if str(batch_size).startswith("auto") else _count("batch_size", batch_size)
         Decode().turn(**{name: value for name, value in settings.items() if name in Decode().knobs()})
         get_policy(policy, **{name: value for name, value in settings.items() if name not in Decode().knobs()})
 
@@ -126,6 +126,13 @@ class TacgLM(LM):
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """Not offered: a diffusion model has no left-to-right perplexity."""
         raise NotImplementedError("tacg: perplexity over a whole text is not defined here; use loglikelihood tasks.")
+
+
+def _count(name: str, value: int | str) -> int:
+    """A whole number of at least 1; the harness hands over what the user typed."""
+    if not str(value).isdecimal() or int(value) < 1:
+        raise TacgError(f"`{name}` must be >= 1, got {value!r}.")
+    return int(value)
 
 
 def _place(device: str | None) -> str:
