@@ -154,6 +154,7 @@ def test_a_row_that_is_there_twice_is_named(llm: tacg.LLM, tmp_path: Path, whole
         ({"n": -5}, "`n` must be a whole number >= 1, got -5"),
         ({"accuracy": 1.2}, "`accuracy` must be a number from 0 to 1, got 1.2"),
         ({"steps": "many"}, "`steps` must be a number >= 0, got 'many'"),
+        ({"correct": "1"}, "`correct` must be 2 zeros and ones, and `item_steps` 2 numbers, one for each problem"),
         ({"item_steps": [1, "x"]}, r"`item_steps\[1\]` must be a whole number >= 0, got 'x'"),
     ],
 )

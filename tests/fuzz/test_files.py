@@ -16,7 +16,7 @@ from tacg.engine.request import resolve
 from tacg.experiments.compare import tables as compared
 from tacg.experiments.evaluate import evaluate
 from tacg.experiments.grading import read_answers
-from tacg.experiments.grid import SHAPE, Cell, Sample, paired
+from tacg.experiments.grid import SHAPE, Cell, Sample, impossible, paired
 from tacg.experiments.grid import run as run_cells
 from tacg.experiments.journal import Journal
 from tacg.experiments.results import read_results
@@ -85,9 +85,9 @@ def sound(llm: tacg.LLM, tmp_path_factory: pytest.TempPathFactory) -> Sound:
     prompts = [{"id": number, "prompt": "Hello"} for number in range(3)]
 
     def ledger(path: Path) -> None:
-        row = Ledger(path).get(rows[0]["key"], SHAPE)
+        row = Ledger(path).get(rows[0]["key"], SHAPE, impossible)
         if row is not None:
-            compared([{**row, "name": "x", **paired(row, rows[0])}])
+            compared([{**row, "name": "x", **paired(row, rows[0] | {"name": "base"})}])
 
     def resume(path: Path) -> None:
         with Journal(path, results[0], resume=True) as journal:

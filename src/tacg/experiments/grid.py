@@ -33,6 +33,14 @@ SHAPE = {
 }  # fmt: skip
 
 
+def impossible(row: Row) -> str:
+    """What contradicts itself in a row of that shape, in words."""
+    right, n = row["correct"], row["n"]
+    if {*right} <= {"0", "1"} and len(right) == len(row["item_steps"]) == n:
+        return ""
+    return f"`correct` must be {n} zeros and ones, and `item_steps` {n} numbers, one for each problem"
+
+
 @dataclass(frozen=True)
 class Cell:
     """A policy on a task. `name` is its name in tables, `tags` are columns that the experiment adds to the row."""
@@ -68,7 +76,7 @@ def run(
             task=repr(cell.task), policy=repr(policy), decode=repr(decode), model=llm.identity, version=__version__,
             n=sample.n, seed=sample.seed, split=sample.split,
         )  # fmt: skip
-        row = ledger.get(key, SHAPE)
+        row = ledger.get(key, SHAPE, impossible)
         if row is None:
             told = (
                 (lambda item, name=name, task=cell.task: tick(f"{task.name} · {name}", item.correct)) if tick else None

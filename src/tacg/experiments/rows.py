@@ -14,7 +14,7 @@ from tacg.files import make_room, not_written, parse_json, place_of, read_bytes
 from tacg.shapes import misfit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
 Row = dict[str, Any]
@@ -102,10 +102,12 @@ class Ledger:
                     raise _no_row(path, line, wrong)
                 self.rows[row["key"]], self._lines[row["key"]] = row, line
 
-    def get(self, key: str, shape: Mapping[str, Any]) -> Row | None:
-        """The row that was made under this key; raises if it has not the shape, for nobody can go on with it."""
+    def get(
+        self, key: str, shape: Mapping[str, Any], impossible: Callable[[Row], str] = lambda row: ""
+    ) -> Row | None:  # fmt: skip
+        """The row that was made under this key. Nobody can go on with one of another shape, or an impossible one."""
         row = self.rows.get(key)
-        if row is not None and key in self._lines and (wrong := misfit(row, dict(shape))):
+        if row is not None and key in self._lines and (wrong := misfit(row, dict(shape)) or impossible(row)):
             assert self.path is not None
             raise _no_row(self.path, self._lines[key], wrong)
         return row
