@@ -15,6 +15,7 @@ import tacg
 from tacg.models.tiny import write_checkpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 # Whoever runs us in the background ignores Ctrl-C, and our children would inherit that.
@@ -37,6 +38,20 @@ def llm() -> tacg.LLM:
 def checkpoint(tmp_path: Path) -> Path:
     """A checkpoint directory that a test may damage."""
     return write_checkpoint(tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def _no_hang() -> Iterator[None]:
+    """A test that waits for ever fails instead."""
+
+    def ring(*_: object) -> None:
+        raise TimeoutError("hangs")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(300)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(autouse=True)

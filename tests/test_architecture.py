@@ -11,7 +11,7 @@ SOURCE = Path(tacg.__file__).parent
 
 # Lower rooms first; a room may import its own and lower ones.
 FLOORS = [
-    ["errors", "version", "pages"],
+    ["errors", "version", "pages", "files", "shapes"],
     ["knobs", "types"],
     ["scan"],
     ["gate"],

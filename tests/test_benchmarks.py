@@ -91,16 +91,19 @@ def test_damaged_sets_are_named(tmp_path: Path) -> None:
     broken: dict[bytes, str] = {
         b"": "must hold JSON objects",
         b"[1]": "must hold JSON objects",
-        b'{"question": "?"': r"set.json, line 1: not JSON",
-        b'{"question": "?"}': r"Item 0 of the gsm8k set lacks `answer`, it has question; is .*set.json the right set\?",
-        b"\xff": "cannot be read",
+        b'{"question": "?"': r"set.json, line 1 is not valid JSON",
+        b'{"question": "?"}': r"Item 0 of the gsm8k set: `answer` is missing; it has question; is .*the right set\?",
+        b'{"question": 5, "answer": "x"}': "Item 0 of the gsm8k set: `question` must be text, got 5",
+        b"[" * 100_000: "nested more than 64 levels deep",
+        b'{"question": "\\ud800", "answer": "x"}': "half of a surrogate pair",
+        b"\xff": "is not a text in UTF-8",
     }
     for number, (raw, told) in enumerate(broken.items()):
         file.write_bytes(raw)
         os.utime(file, (number, number))
         with pytest.raises(TacgError, match=told):
             list(get_task("gsm8k", data=str(file)).problems())
-    with pytest.raises(TacgError, match=r"There is no file nowhere\.json; pass the path of the set with --data"):
+    with pytest.raises(TacgError, match=r"'nowhere\.json' cannot be read: No such file.* Pass the path of the set"):
         list(get_task("gsm8k", data="nowhere.json").problems())
 
 
@@ -123,7 +126,7 @@ def test_sets_are_downloaded_only_when_no_file_is_given(monkeypatch: pytest.Monk
         asked.append((repository, configuration, split))
         if configuration == "main":
             raise ConnectionError("no route\nto host")
-        return [{**MBPP[1], "task_id": 12 if split == "test" else 3}]
+        return [{**MBPP[1], "task_id": {"test": 12, "prompt": 3, "validation": 600}.get(split, 700)}]
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
     assert [p.id for p in get_task("mbpp").problems()] == ["12"]
@@ -457,7 +460,7 @@ def test_grade_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        (["{"], r"line 1: not JSON .* a line must be like"),
+        (["{"], r"line 1 is not valid JSON.* A line must be like"),
         (["[]"], "line 1: `id` must be text or a whole number, `answer` text"),
         (['{"id": 0}'], "line 1: `id` must be text or a whole number, `answer` text"),
         (['{"id": 0, "answer": 5}'], "line 1: `id` must be text or a whole number, `answer` text"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -69,6 +71,33 @@ def test_the_model_is_registered_and_stops(llm: tacg.LLM) -> None:
         TacgLM(llm, "tacg", k_xtra=1)
     with pytest.raises(TacgError, match="`mc_num` must be >= 1"):
         TacgLM(llm, mc_num=0)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_machine_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness asks for cuda:0 where the user says nothing; a user who says so is told."""
+    pytest.importorskip("lm_eval")
+    from tacg.integrations.lm_eval import TacgLM
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert TacgLM("tiny", device="cuda:0").llm.model.device.type == "cpu"
+    if not torch.backends.cuda.is_built():
+        with pytest.raises(TacgError, match=r"The device 'cuda' cannot be used here: .*`tacg doctor`"):
+            TacgLM("tiny", device="cuda")
+    for wrong in ({"batch_size": 0}, {"batch_size": "many"}, {"mc_num": "x"}, {"max_batch_size": -1}):
+        with pytest.raises(TacgError, match=f"`{next(iter(wrong))}` must be"):
+            TacgLM("tiny", **wrong)  # type: ignore[arg-type]
+
+
+def test_a_mistake_in_the_harness_is_one_line() -> None:
+    pytest.importorskip("lm_eval")
+    words = ["-m", "tacg.integrations.lm_eval", "run", "--model", "tacg", "--tasks", "arc_easy", "--device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, *words, "--model_args", "pretrained=tiny,policy=tagc"],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr[-2000:]
+    assert done.stderr.splitlines()[-1].startswith("error: Unknown policy 'tagc'. Did you mean 'tacg'?")
 
 
 def test_the_estimate_against_every_way_of_hiding(llm: tacg.LLM) -> None:

@@ -16,6 +16,8 @@ import pytest
 import tacg
 from tacg import TacgError
 from tacg.experiments.evaluate import evaluate
+from tacg.experiments.grid import Cell, Sample
+from tacg.experiments.grid import run as run_cells
 from tacg.experiments.results import read_results
 from tacg.experiments.rows import Ledger
 from tacg.experiments.tabulate import rows_of, tables
@@ -98,8 +100,118 @@ def test_settings_are_not_mixed(llm: tacg.LLM, tmp_path: Path, whole: bytes) -> 
             Ledger(path)
         assert path.read_bytes() == foreign
     path.write_bytes(whole.replace(b'"number": 2', b'"number" 2'))
-    with pytest.raises(TacgError, match="line 4: not a JSON row"):
+    with pytest.raises(TacgError, match="line 4 is not valid JSON"):
         run(llm, path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"number": 4}, r"line 4: problem 4 of this run is '[\w-]+', but the row answers '[\w-]+'"),
+        ({"id": "another"}, r"line 4: problem 2 of this run is '[\w-]+', but the row answers 'another'"),
+        ({"number": 6}, "line 4: `number` must be below the 6 problems of the run, got 6"),
+        ({"number": -1}, "line 4: `number` must be a whole number >= 0, got -1"),
+        ({"number": True}, "line 4: `number` must be a whole number"),
+        ({"steps": 0, "pace": []}, "line 4: `steps` must be a whole number >= 1, got 0"),
+        ({"forwards": 0}, "line 4: `forwards` must be a whole number >= 1, got 0"),
+        ({"tokens": -3}, "line 4: `tokens` must be a whole number >= 0, got -3"),
+        ({"tokens": 999}, "line 4: `tokens` must be at most the 12 commits of `pace`, got 999"),
+        ({"pace": [12, 0]}, r"line 4: `pace` must have an entry for each of the \d+ steps, got 2"),
+        ({"score": 1.5}, "line 4: `score` must be a number from 0 to 1, got 1.5"),
+        ({"score": float("nan")}, "line 4: `score` must be a number from 0 to 1, got nan"),
+        ({"correct": "yes"}, "line 4: `correct` must be true or false, got 'yes'"),
+        ({"text": None}, "line 4: `text` must be text, got None"),
+        ({"mood": 1}, "line 4: `mood` is no field of this version's rows"),
+    ],
+)
+def test_rows_that_cannot_be_are_named(
+    llm: tacg.LLM, tmp_path: Path, whole: bytes, change: dict[str, object], told: str
+) -> None:
+    path, lines = tmp_path / "run.jsonl", whole.splitlines(keepends=True)
+    lines[3] = json.dumps(json.loads(lines[3]) | change).encode() + b"\n"
+    path.write_bytes(b"".join(lines[:4]))
+    with pytest.raises(TacgError, match=told):
+        run(llm, path, resume=True)
+    assert path.read_bytes() == b"".join(lines[:4]), "nothing of it was touched"
+    if "this run" not in told:  # without the problems, nobody knows which ids they have
+        with pytest.raises(TacgError, match=told):
+            read_results(path)
+
+
+def test_a_row_that_is_there_twice_is_named(llm: tacg.LLM, tmp_path: Path, whole: bytes) -> None:
+    path, lines = tmp_path / "run.jsonl", whole.splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:3], lines[1]]))
+    with pytest.raises(TacgError, match=r"line 4: '[\w-]+' is answered a second time, the first is in line 2"):
+        run(llm, path, resume=True)
+    path.write_bytes(b"".join([*lines[:3], lines[3].replace(b'"number": 2', b'"number": 1')]))
+    with pytest.raises(TacgError, match="line 4: a second row has the number 1, the first is in line 3"):
+        read_results(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"n": -5}, "`n` must be a whole number >= 1, got -5"),
+        ({"accuracy": 1.2}, "`accuracy` must be a number from 0 to 1, got 1.2"),
+        ({"steps": "many"}, "`steps` must be a number >= 0, got 'many'"),
+        ({"correct": "1"}, "`correct` must be 2 zeros and ones, and `item_steps` 2 numbers, one for each problem"),
+        ({"item_steps": [1, "x"]}, r"`item_steps\[1\]` must be a whole number >= 0, got 'x'"),
+    ],
+)
+def test_rows_of_experiments_that_cannot_be_are_named(
+    llm: tacg.LLM, tmp_path: Path, change: dict[str, object], told: str
+) -> None:
+    path, cells = tmp_path / "rows.jsonl", [Cell(TASK, policy, SHORT) for policy in ("confidence", "tacg")]
+    run_cells(llm, cells, Sample(2), Ledger(path))
+    first, second = path.read_bytes().splitlines()
+    path.write_bytes(first + b"\n" + json.dumps(json.loads(second) | change).encode() + b"\n")
+    with pytest.raises(TacgError, match=rf"rows\.jsonl, line 2: {told}; delete the line, it will be made again"):
+        run_cells(llm, cells, Sample(2), Ledger(path))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_a_link(llm: tacg.LLM, tmp_path: Path, whole: bytes, there: bool) -> None:
+    """Rows go through it to the file, which keeps its mode; nothing else is left beside either."""
+    target, link = tmp_path / "disk/run.jsonl", tmp_path / "run.jsonl"
+    target.parent.mkdir()
+    link.symlink_to(target)
+    if there:
+        target.write_bytes(b"".join(whole.splitlines(keepends=True)[:3]))
+        target.chmod(0o640)
+    run(llm, link, resume=there)
+    assert link.is_symlink()
+    assert target.read_bytes() == whole
+    if there:
+        assert target.stat().st_mode & 0o777 == 0o640
+    assert [each.name for each in target.parent.iterdir()] == ["run.jsonl"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["disk", "run.jsonl"]
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+import tacg
+from tacg.experiments.evaluate import evaluate
+from tacg.tasks import get_task
+
+llm = tacg.load("tiny")
+resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))  # no file may grow beyond: what a full disk does
+try:
+    settings = {"gen_length": 12, "block_length": 6}
+    evaluate(llm, get_task("pocket-sudoku"), "tacg", n=64, settings=settings, out=Path(sys.argv[1]))
+except tacg.TacgError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_fills_up_loses_no_row(llm: tacg.LLM, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    words = [sys.executable, "-c", textwrap.dedent(FULL), str(path)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
+    assert "run.jsonl' cannot be written: File too large" in done.stdout
+    assert path.read_bytes().endswith(b"}\n"), "no half row"
+    assert 0 < len(read_results(path)[1]) < 64
+    assert len(read_results(run(llm, path, n=64, resume=True))[1]) == 64
 
 
 def test_two_writers_are_one_too_many(llm: tacg.LLM, tmp_path: Path, whole: bytes) -> None:

@@ -32,18 +32,43 @@ def _cluster() -> Iterator[None]:
 
 
 def test_shares_are_long_first_and_small_last() -> None:
-    from tacg.scale.fleet import room, shares
+    from tacg.scale.fleet import shares
 
     found = shares(["a" * size for size in (3, 9, 5, 1, 7, 2, 8, 4)], batch_size=3, replicas=2)
     assert [number for share in found for number, _ in share] == [1, 6, 4, 2, 7, 0, 5, 3]
     assert [len(share) for share in found] == [2, 1, 1, 1, 1, 1, 1]
-    assert room({"CPU": 8.0, "GPU": 2.0}, 4)[1] == 2
-    assert room({"CPU": 8.0}, 3)[1] == 2
-    assert room({"CPU": 8.0}, 3, 1)[1] == 1
-    with pytest.raises(TacgError, match="0 GPUs and 1 cores, too few for 1 replicas with 2 cores each"):
-        room({"CPU": 1.0}, 2)
-    with pytest.raises(TacgError, match="too few for 3 replicas with a GPU each"):
-        room({"CPU": 9.0, "GPU": 2.0}, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cores", "reader", "fit"),
+    [
+        ([{"CPU": 8.0, "GPU": 2.0}], 4, False, 2),
+        ([{"CPU": 8.0}], 3, False, 2),
+        ([{"CPU": 8.0}], 3, True, 2),
+        ([{"CPU": 2.0}], 1, False, 2),
+        ([{"CPU": 2.0}], 1, True, 1),
+        ([{"CPU": 3.0}, {"CPU": 3.0}], 2, True, 2),
+        ([{"CPU": 2.0}, {"CPU": 2.0}], 2, True, 1),
+        ([{"CPU": 2.0, "GPU": 2.0}], 1, True, 1),
+        ([{"CPU": 2.0, "GPU": 1.0}], 1, True, 1),
+        ([{"CPU": 1.0}, {"CPU": 1.0}], 2, False, 0),
+        ([{"CPU": 1.0}], 1, True, 0),
+        ([{"CPU": 1.0, "GPU": 1.0}], 1, True, 0),
+        ([{"CPU": 4.0, "GPU": 0.0}, {"GPU": 1.0}], 1, False, 0),
+    ],
+)
+def test_replicas_fit_machines_and_leave_room_for_the_reader(
+    nodes: list[dict[str, float]], cores: int, reader: bool, fit: int
+) -> None:
+    from tacg.scale.fleet import room
+
+    if fit:
+        assert room(nodes, cores, reader=reader)[1] == fit
+        assert room(nodes, cores, 1, reader=reader)[1] == 1
+    with pytest.raises(TacgError, match=f"too few for {fit + 1} replicas with .* each.*: ask for less"):
+        room(nodes, cores, fit + 1, reader=reader)
+    with pytest.raises(TacgError, match="`cores` must be at least 1, got 0"):
+        room(nodes, 0)
 
 
 @pytest.mark.usefixtures("_cluster")
@@ -85,7 +110,7 @@ def test_whole_files(llm: tacg.LLM, tmp_path: Path, kind: str) -> None:
         source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
         pandas.DataFrame(rows).to_parquet(source)
-    assert generate(source, out, model="tiny", batch_size=3, replicas=1, **SHORT) == 10
+    assert generate(source, out, model="tiny", batch_size=3, **SHORT) == 10, "on two cores, and as many as fit"
     whole = out.read_bytes()
     header, answers = read_journal(out)
     assert [answer["id"] for answer in answers] == [row["id"] for row in rows]
@@ -114,3 +139,22 @@ def test_mistakes_of_files(tmp_path: Path) -> None:
         generate(source, tmp_path / "out", model="tiny")
     with pytest.raises(TacgError, match="has no column 'question'"):
         generate(source, tmp_path / "out", model="tiny", column="question")
+    for text, told in (
+        ("", "has no prompts"),
+        ("[" * 100_000, "nested more than 64 levels"),
+        ("[1]", "line 1: must be a JSON object"),
+        ('{"id": [1], "prompt": "a"}', "row 1: 'id' must be text or a whole number"),
+        ('{"id": 1, "prompt": 2}', "'prompt' text"),
+        ('{"id": 1, "prompt": "a"}\n{"id": "1", "prompt": "b"}', "texts and numbers in column 'id'"),
+        ('{"id": 1, "prompt": "a"}\n{"id": 2}', "row 2 has no column 'prompt'"),
+    ):
+        source.write_text(text)
+        with pytest.raises(TacgError, match=told):
+            generate(source, tmp_path / "out", model="tiny")
+    broken = tmp_path / "in.parquet"
+    broken.write_bytes(b"PAR1")
+    with pytest.raises(TacgError, match="no Parquet file that can be read"):
+        generate(broken, tmp_path / "out", model="tiny")
+    source.write_text('{"id": 1, "prompt": "a"}')
+    with pytest.raises(TacgError, match="must be a regular file, but it is a directory"):
+        generate(source, tmp_path, model="tiny")

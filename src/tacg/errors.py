@@ -9,8 +9,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+LONGEST = 80  # letters of a name that are repeated
+MESSAGE = 2400  # letters of a message: what it repeats may be a whole book
+
+
 class TacgError(ValueError):
     """Something the user can mend; the command line prints it without a traceback."""
+
+    def __init__(self, message: str = "") -> None:
+        half = MESSAGE // 2
+        super().__init__(message if len(message) <= MESSAGE else f"{message[:half]} … {message[-half:]}")
 
 
 class UnknownNameError(TacgError):
@@ -28,6 +36,7 @@ class LogitsError(TacgError):
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """Build the error for an unknown `name`: the nearest match first, then everything there is."""
     names = sorted(known)
+    name = name if len(name) <= LONGEST else name[:LONGEST] + "…"
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return UnknownNameError(f"Unknown {kind} {name!r}.{hint} Available: {', '.join(names) or 'none'}.")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from tacg.errors import TacgError, unknown
+from tacg.shapes import brief
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -59,7 +60,7 @@ class Knob:
             and (self.high is None or value <= self.high)
         )
         if not in_range:
-            raise TacgError(f"`{self.name}` must be {self.type_name}, got {value!r}.")
+            raise TacgError(f"`{self.name}` must be {self.type_name}, got {brief(value)}.")
         return value
 
     def parse(self, text: str) -> Any:
@@ -71,14 +72,14 @@ class Knob:
             meanings = {"true": True, "yes": True, "on": True, "1": True}
             meanings |= {"false": False, "no": False, "off": False, "0": False}
             if word not in meanings:
-                raise TacgError(f"`{self.name}` must be true or false, got {text!r}.")
+                raise TacgError(f"`{self.name}` must be true or false, got {brief(text)}.")
             return meanings[word]
         try:
             return self.check(self.kind(text.strip()))
         except (ValueError, TypeError) as error:
             if isinstance(error, TacgError):
                 raise
-            raise TacgError(f"`{self.name}` must be {self.type_name}, got {text!r}.") from None
+            raise TacgError(f"`{self.name}` must be {self.type_name}, got {brief(text)}.") from None
 
 
 def knob(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
-import stat
+import os
 from typing import TYPE_CHECKING, Any
 
+from tacg import files
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 Message = dict[str, str]  # {"role": "user", "content": "…"}
 
 SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-LARGEST_TEXT = 1 << 29  # bytes: tokenizers of a million words have a tenth of that
-KINDS = {"directory": stat.S_ISDIR, "named pipe": stat.S_ISFIFO, "socket": stat.S_ISSOCK, "device": stat.S_ISCHR}
 # How LLaDA was taught to read a conversation.
 LLADA_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}"
@@ -39,7 +37,7 @@ class Tokenizer:
         self._backend = _backend(directory, self.config)
         template = directory / "chat_template.jinja"
         self.chat_template: str | None = (
-            read_text(template) if is_file(template) else _plain(self.config.get("chat_template"))
+            files.read_text(template, "chat template") if is_file(template) else _plain(self.config.get("chat_template"))
         )
 
     @functools.cached_property
@@ -143,42 +141,15 @@ def read_json(path: Path, *, missing_ok: bool = False) -> Mapping[str, Any]:
         if missing_ok:
             return {}
         raise TacgError(f"{path} does not exist; a checkpoint needs it.")
-    try:
-        value = json.loads(read_text(path))
-    except RecursionError:
-        raise TacgError(f"{path} is nested too deeply to be read as JSON.") from None
-    except ValueError as error:
-        raise error if isinstance(error, TacgError) else TacgError(f"{path} is not valid JSON: {error}.") from None
+    value = files.parse_json(files.read_text(path, "file of a checkpoint"), str(path))
     if not isinstance(value, dict):
         raise TacgError(f"{path} must hold a JSON object, got {type(value).__name__}.")
     return value
 
 
-def read_text(path: Path) -> str:
-    """The text of a file, unless it is larger than any that a checkpoint has."""
-    try:
-        if path.stat().st_size > LARGEST_TEXT:
-            raise TacgError(f"{path} must be at most {LARGEST_TEXT:,} bytes, got {path.stat().st_size:,}.")
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise TacgError(f"{path} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise TacgError(f"{path} is not valid UTF-8: {error}.") from None
-
-
 def is_file(path: Path) -> bool:
     """Whether a file is there. What is there but is no file raises: to open a pipe is to wait for ever."""
-    try:
-        mode = path.stat().st_mode
-    except FileNotFoundError:
-        if path.is_symlink():
-            raise TacgError(
-                f"{path} is a link to {path.readlink()}, which does not exist; download it again."
-            ) from None
+    if "\0" not in str(path) and not os.path.lexists(path):
         return False
-    except (OSError, ValueError) as error:
-        raise TacgError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
-    if not stat.S_ISREG(mode):
-        kind = next((name for name, test in KINDS.items() if test(mode)), "special file")
-        raise TacgError(f"{path} must be a file, got a {kind}.")
+    files.refuse_irregular(path, "file of a checkpoint", "download it again")
     return True

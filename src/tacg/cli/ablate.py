@@ -22,6 +22,7 @@ from tacg.cli.common import (
     load_model,
     present,
     progress,
+    ready_directory,
     shared_settings,
 )
 
@@ -60,8 +61,9 @@ def main(
     tasks = [get_task(name) for name in task or (["pocket-sudoku"] if quick else task_names())]
     n = min(n, 16) if quick else n
     settings = shared_settings(gates, setting or [])
+    ledger = Ledger(ready_directory(out) / "rows.jsonl")
     llm = load_model(model)
     with progress("ablation", n * len(tasks) * len(gates) * (1 + len(PARTS))) as tick:
         sample = Sample(n, seed, split, batch_size)
-        rows = ablate(llm, tasks, gates, sample, settings, Ledger(out / "rows.jsonl"), tick)
+        rows = ablate(llm, tasks, gates, sample, settings, ledger, tick)
     present("What each part of the gate does", rows, tables(rows), {"dynamics.png": draw_dynamics}, out, as_json)

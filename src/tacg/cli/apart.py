@@ -79,4 +79,4 @@ class Child:
 
 def count_lines(path: Path) -> int:
     """0 if there is no file yet."""
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+    return path.read_bytes().count(b"\n") if path.is_file() else 0

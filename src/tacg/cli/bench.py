@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacg.cli.common import DEFAULT_MODEL, Json, Model, Quick, load_model, present
+from tacg.cli.common import DEFAULT_MODEL, Json, Model, Quick, load_model, present, ready_directory
 from tacg.errors import TacgError, unknown
 
 if TYPE_CHECKING:
@@ -58,7 +58,9 @@ def main(
     from tacg.bench import cache, decode, gate, load, memory, scan
     from tacg.experiments.picture import draw_gain, draw_growth, draw_shares
 
-    out = out or Path(f"runs/bench-{kind}")
+    if kind not in KINDS:
+        raise unknown("benchmark", kind, KINDS)
+    out = ready_directory(out or Path(f"runs/bench-{kind}"))
     if kind == "scan":
         rows = _collect(scan.measure(quick=quick), 6 if quick else 24, out)
         present(
@@ -114,8 +116,6 @@ def main(
 
         rows = _collect(graders.measure(sets, limit=10 if quick else None), 10, out)
         present("Do the graders grade?", rows, graders.tables(rows), {}, out, as_json)
-    else:
-        raise unknown("benchmark", kind, KINDS)
 
 
 def _decodes(model: str, quick: bool) -> Iterator[Row]:

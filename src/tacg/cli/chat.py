@@ -219,14 +219,16 @@ class Chat:
     def _save(self, name: str) -> None:
         if not name:
             raise TacgError("/save must be followed by a file, for example /save chat.md.")
-        path = Path(name).expanduser()
+        from tacg.files import write_file
+
+        try:
+            path = Path(name).expanduser()
+        except RuntimeError as error:
+            raise TacgError(f"/save cannot find {name!r}: {error}.") from None
         if path.exists() and path not in self.saved:
             raise TacgError(f"{str(path)!r} exists already; choose another name.")
         text = json.dumps(self.document(), indent=2) if path.suffix == ".json" else markdown(self.messages)
-        try:
-            path.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise TacgError(f"{str(path)!r} cannot be written: {error.strerror}.") from None
+        write_file(path, text + "\n")
         self.saved.add(path)
         _note(f"{len(self.messages)} messages: {path}")
 

@@ -147,6 +147,15 @@ def _id(word: str) -> int:
         raise TacgError(f"`suppress` must be token ids with commas between, got {word!r}.") from None
 
 
+def ready_directory(out: Path) -> Path:
+    """Raise before anything is decoded unless rows and page can be written there."""
+    from tacg.files import make_room
+
+    for name in ("rows.jsonl", "page.html"):
+        make_room(out / name)
+    return out
+
+
 def print_json(document: Any) -> None:
     """One JSON document as the last line of stdout."""
     typer.echo(json.dumps(document))

@@ -20,6 +20,7 @@ from tacg.cli.common import (
     load_model,
     present,
     progress,
+    ready_directory,
     shared_settings,
 )
 
@@ -60,8 +61,8 @@ def main(
     policies = policy or list(DEFAULT_POLICIES)
     tasks = [get_task(name) for name in task or task_names()]
     settings = shared_settings(policies, setting or [])
+    ledger = Ledger(ready_directory(out) / "rows.jsonl" if out is not None else None)
     llm = load_model(model)
-    ledger = Ledger(out / "rows.jsonl" if out is not None else None)
     with progress("comparing", n * len(policies) * len(tasks)) as tick:
         sample = Sample(n, seed, split, batch_size)
         rows = compare(llm, tasks, policies, sample, settings, ledger, tick)

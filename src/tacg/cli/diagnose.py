@@ -21,6 +21,7 @@ from tacg.cli.common import (
     load_model,
     present,
     progress,
+    ready_directory,
 )
 
 EPILOG = """[bold]Examples[/bold]
@@ -59,9 +60,10 @@ def main(
     get_policy(policy)  # complain before anything is loaded
     tasks = [get_task(name) for name in task or (["pocket-sudoku"] if quick else task_names())]
     n = min(n, 16) if quick else n
+    ledger = Ledger(ready_directory(out) / "rows.jsonl")
     llm = load_model(model)
     with progress("diagnosis", n * len(tasks)) as tick:
         sample = Sample(n, seed, split, batch_size)
-        rows = diagnose(llm, tasks, policy, sample, Ledger(out / "rows.jsonl"), tick)
+        rows = diagnose(llm, tasks, policy, sample, ledger, tick)
     draw = {"match.png": functools.partial(draw_match, target=target)}
     present("Which signal carries what", rows, tables(rows, target, list(SIGNALS)), draw, out, as_json)

@@ -77,10 +77,13 @@ def main(
     """Grade a policy on a task."""
     from tacg.experiments.compare import tables
     from tacg.experiments.evaluate import evaluate
+    from tacg.experiments.journal import refuse_unwritable
     from tacg.experiments.show import provenance
 
     if resume and out is None:
         raise TacgError("--resume goes on with a results file: say which, --out FILE.")
+    if out is not None:
+        refuse_unwritable(out, resume=resume)
     chosen, settings = load_task(task, data, knob or []), parse_settings(policy, setting or [])
     decoder: Decoder
     if ray is not None:

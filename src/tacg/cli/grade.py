@@ -30,12 +30,15 @@ def main(
     from tacg.errors import TacgError
     from tacg.experiments.grading import grade_answers, read_answers
     from tacg.experiments.rows import write_rows
+    from tacg.files import make_room
     from tacg.tasks import Grade, benchmark_names, task_names
 
     if task in task_names():
         raise TacgError(f"{task} is generated, not a set; --task must be one of {', '.join(benchmark_names())}.")
-    if out is not None and out.exists():
-        raise TacgError(f"{out} is there already: name another file.")
+    if out is not None:
+        make_room(out)
+        if out.exists():
+            raise TacgError(f"{out} is there already: name another file.")
     chosen = load_task(task, data, knob or [])
     problems = {problem.id: problem for problem in chosen.problems()}
     found = read_answers(answers, problems)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -28,6 +30,7 @@ from tacg.cli import (
     trace,
     tune,
 )
+from tacg.cli.plain import speak_to_any_terminal
 from tacg.errors import TacgError
 from tacg.version import __version__
 
@@ -81,8 +84,23 @@ def root(
 
 def run() -> None:
     """Entry point of the console script: a user's mistake is one line, not a traceback."""
+    speak_to_any_terminal()
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # a full disk shows here, not when nobody listens any more
     except TacgError as error:
-        typer.secho(f"error: {error}", fg="red", err=True)
+        _complain(str(error))
+    except OSError as error:
+        about = f"{str(error.filename)!r}: " if error.filename else ""
+        _complain(f"{about}{error.strerror or error}. Mend that and try again.")
+
+
+def _complain(told: str) -> NoReturn:
+    with contextlib.suppress(OSError):
+        typer.secho(f"error: {told}", fg="red", err=True)
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
         sys.exit(2)
+    os._exit(2)  # what stdout still holds cannot be written, and Python would try again

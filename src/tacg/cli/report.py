@@ -19,6 +19,7 @@ from tacg.cli.common import (
     load_model,
     print_json,
     progress,
+    ready_directory,
 )
 
 EPILOG = """[bold]Examples[/bold]
@@ -45,11 +46,14 @@ def main(
     """Comparison with the whole frontier, ablation, signals, sensitivity, length, tuning: rows first, then a report."""
     from tacg.cli.apart import run_apart
     from tacg.experiments.study import Scale, Study
+    from tacg.files import make_room
     from tacg.tasks import get_task, task_names
 
     tasks = [get_task(name) for name in task or (["pocket-sudoku"] if quick else task_names())]
     scale = Scale.glance() if quick else Scale()
-    home = home or Path("runs/glance" if quick else "docs/results")
+    home = ready_directory(home or Path("runs/glance" if quick else "docs/results"))
+    out = out or home.with_suffix(".md")
+    make_room(out)
     if jobs > 1:
         words = ["report", "--model", model, "--dtype", dtype, "--seed", str(seed), "--batch-size", str(batch_size)]
         words += ["--home", str(home), *["--quick"] * quick]
@@ -57,7 +61,7 @@ def main(
             commands = {each.name: [*words, "-t", each.name, "--out", f"{scratch}/{each.name}.md"] for each in tasks}
             run_apart(commands, jobs, home / "rows.jsonl")
     study = Study(load_model(model, dtype=dtype), tasks, scale, home, progress, seed, batch_size)
-    made = study.report(out or home.with_suffix(".md"))
+    made = study.report(out)
     files = {"report": made, "page": made.with_suffix(".html"), "rows": study.ledger.path}
     for what, path in files.items():
         typer.secho(f"{what}: {path}", err=True)

@@ -16,6 +16,7 @@ from tacg.cli.common import (
     print_json,
     progress,
     publish,
+    ready_directory,
     show_tables,
 )
 from tacg.errors import TacgError, unknown
@@ -81,6 +82,8 @@ def main(
         else:
             show_tables(plans, FOOTNOTE)
         return
+
+    ready_directory(home)
 
     def load(name: str) -> Any:
         where = rehearsal or places.get(name) or _checkpoint(name)

@@ -23,6 +23,7 @@ from tacg.cli.common import (
     parse_value,
     present,
     progress,
+    ready_directory,
     shared_settings,
 )
 from tacg.errors import TacgError
@@ -86,11 +87,12 @@ def main(
     tasks = [get_task(each) for each in task or (["pocket-sudoku"] if quick else task_names())]
     n = min(n, 12) if quick else n
     settings = shared_settings(policies, setting or [])
+    ledger = Ledger(ready_directory(out) / "rows.jsonl")
     llm = load_model(model, dtype=dtype)
     points = len(across.values) * (len(up.values) if up else 1) * len(policies) * len(tasks)
     with progress("sweep", n * points) as tick:
         sample = Sample(n, seed, split, batch_size)
-        rows = sweep(llm, tasks, policies, across, up, sample, settings, Ledger(out / "rows.jsonl"), tick)
+        rows = sweep(llm, tasks, policies, across, up, sample, settings, ledger, tick)
     draw = {"heat.png": draw_heat} if up else {"frontier.png": draw_frontier}
     present(f"Sweep of {first}" + (f" against {second}" if second else ""), rows, tables(rows), draw, out, as_json)
 

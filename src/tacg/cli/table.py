@@ -29,9 +29,12 @@ def main(
     """Tables of runs that were made before, finished or not; nothing is decoded."""
     from tacg.experiments.show import provenance
     from tacg.experiments.tabulate import rows_of, tables
+    from tacg.files import make_room
 
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
+    if plot is not None:
+        make_room(plot)
     rows = rows_of(files)
     if plot is not None:
         from tacg.experiments.picture import draw_plane

@@ -33,10 +33,12 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Write a trace and a player; or show traces that exist."""
+    from tacg.files import make_room
     from tacg.trace import read_trace, replay
     from tacg.trace.player import write_player
 
     words = what or []
+    make_room(out / "player.html")
     most = 1 if other is not None else 2
     if max(len(words), len(policy or [])) > most:
         raise TacgError(f"The player shows two traces, --replay takes one; got {max(len(words), len(policy or []))}.")

@@ -20,6 +20,7 @@ from tacg.cli.common import (
     print_json,
     progress,
     publish,
+    ready_directory,
     show_tables,
 )
 from tacg.errors import TacgError
@@ -76,13 +77,13 @@ def main(
     trials, n = (min(trials, 4), min(n, 8)) if quick else (trials, n)
     fixed = parse_settings(policy, setting or [])
     space = {name: values for name, values in space_of(policy, only or ()).items() if name not in fixed}
-    llm, ledger = load_model(model), Ledger(out / "rows.jsonl")
+    ledger = Ledger(ready_directory(out) / "rows.jsonl")
+    texts, decode, what = _texts(task, prompts, n, seed)
+    llm = load_model(model)
     with progress("tuning", trials * n) as tick:
         if prompts is None and labels:
             judge = by_labels(llm, get_task(str(task)), policy, Sample(n, seed, "dev", batch_size), ledger, tick)
-            what = str(task)
         else:
-            texts, decode, what = _texts(task, prompts, n, seed)
             judge, n = by_agreement(llm, texts, policy, decode | fixed, ledger, tick, batch_size), len(texts)
         rows = tune(
             lambda knobs, name: judge(fixed | dict(knobs), name), space, trials, seed, [defaults(policy, space)]
@@ -106,15 +107,13 @@ def main(
 
 def _texts(task: str | None, prompts: Path | None, n: int, seed: int) -> tuple[list[str], dict[str, int], str]:
     """Prompts without labels, the lengths to decode them with, and what to call them."""
+    from tacg.files import read_text
     from tacg.tasks import get_task
 
     if prompts is None:
         chosen = get_task(str(task))
         return [problem.prompt for problem in chosen.problems("dev", n, seed)], dict(chosen.decode), str(task)
-    try:
-        texts = [line for line in prompts.read_text(encoding="utf-8").splitlines() if line.strip()][:n]
-    except OSError as error:
-        raise TacgError(f"The prompts {str(prompts)!r} cannot be read: {error}.") from None
+    texts = [line for line in read_text(prompts, "file of prompts").splitlines() if line.strip()][:n]
     if not texts:
         raise TacgError(f"{prompts} holds no prompt.")
     return texts, {}, prompts.stem

@@ -21,6 +21,7 @@ from tacg.experiments.rows import Ledger, Row, key_of
 from tacg.experiments.show import Table
 from tacg.policies import get_policy
 from tacg.policies.probe import Probe
+from tacg.shapes import COUNT, Number
 from tacg.version import __version__
 
 if TYPE_CHECKING:
@@ -85,6 +86,13 @@ def collect(llm: LLM, task: Task, policy: str, sample: Sample, tick: Tick | None
     return np.array(found, dtype=np.float64).reshape(-1, len(FIELDS))
 
 
+SHAPE = {
+    "task": str, "model": str, "policy": str, "n": COUNT, "proposals": COUNT, "auc": dict.fromkeys(TARGETS, dict),
+    "bins": [{"target": str, "signal": str, "confidence": COUNT, "count": COUNT, "match": Number(0, 1),
+              "match_ci": list, "mean_confidence": Number(0, 1), "bin?": COUNT, "streak?": COUNT}],
+}  # fmt: skip
+
+
 def diagnose(
     llm: LLM, tasks: Sequence[Task], policy: str, sample: Sample, ledger: Ledger | None = None,
     tick: Tick | None = None,
@@ -108,7 +116,7 @@ def diagnose(
             version=__version__,
             **facts,
         )
-        row = ledger.get(key)
+        row = ledger.get(key, SHAPE)
         if row is None:
             data = collect(llm, task, policy, sample, tick)
             facts |= {"proposals": len(data), "bins": list(bins(data)), "auc": aucs(data), **surroundings()}

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from tacg.engine.request import resolve
+from tacg.errors import TacgError
 from tacg.experiments.results import Item, Results
 from tacg.experiments.rows import key_of
 from tacg.experiments.stats import wilson
@@ -80,8 +81,10 @@ def evaluate(
     task.refuse_unready()
     settings = settings_of(task, policy, settings or {})
     problems = list(task.problems(split, n, seed))
+    if not problems:
+        raise TacgError(f"{task.name} has no problems to decode; is it the right file?")
     header = describe(llm, task, policy, settings, problems, split, seed)
-    with Results(out, header, resume=resume) as results:
+    with Results(out, header, [problem.id for problem in problems], resume=resume) as results:
         if on_item is not None:
             for known in results.items.values():
                 on_item(known)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
 from tacg.experiments.stats import wilson
+from tacg.files import parse_json, read_text
+from tacg.shapes import brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,37 +21,26 @@ if TYPE_CHECKING:
 
 def read_answers(path: Path, problems: Mapping[str, Problem]) -> dict[str, str]:
     """The answers by the ids of these problems."""
-    if not path.is_file():
-        raise TacgError(f"There is no file {path}; pass the answers with --answers.")
     answers: dict[str, str] = {}
-    for number, line in enumerate(_text(path).split("\n"), start=1):
+    for number, line in enumerate(read_text(path, "file of answers", HINT).split("\n"), start=1):
         if line.strip():
             name, answer = _answer(line, f"{path}, line {number}")
             if name not in problems:
-                raise TacgError(f"{path}, line {number}: no problem has the id {name!r}; {_like(problems)}.")
+                raise TacgError(f"{path}, line {number}: no problem has the id {brief(name)}; {_like(problems)}.")
             if name in answers:
-                raise TacgError(f"{path}, line {number}: a second answer to {name!r}; keep one of them.")
+                raise TacgError(f"{path}, line {number}: a second answer to {brief(name)}; keep one of them.")
             answers[name] = answer
     if not answers:
         raise TacgError(f"{path} has no answers; write one a line, as in {_EXAMPLE}.")
     return answers
 
 
+HINT = "pass the answers with --answers"
 _EXAMPLE = '{"id": "0", "answer": "The final answer is 18"}'
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise TacgError(f"{path} is not a text in UTF-8: {error}.") from None
-
-
 def _answer(line: str, where: str) -> tuple[str, str]:
-    try:
-        told: Any = json.loads(line)
-    except ValueError as error:
-        raise TacgError(f"{where}: not JSON ({error}); a line must be like {_EXAMPLE}.") from None
+    told: Any = parse_json(line, where, f"a line must be like {_EXAMPLE}")
     name, answer = (told.get("id"), told.get("answer")) if isinstance(told, dict) else (None, None)
     if type(name) not in (str, int) or not isinstance(answer, str):
         raise TacgError(f"{where}: `id` must be text or a whole number, `answer` text; a line must be like {_EXAMPLE}.")

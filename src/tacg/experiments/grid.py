@@ -11,6 +11,7 @@ from tacg.engine.request import resolve
 from tacg.experiments.evaluate import evaluate, settings_of
 from tacg.experiments.rows import Ledger, Row, key_of
 from tacg.experiments.stats import mcnemar, paired_bootstrap
+from tacg.shapes import COUNT, Number
 from tacg.version import __version__
 
 if TYPE_CHECKING:
@@ -21,6 +22,23 @@ if TYPE_CHECKING:
     from tacg.tasks import Task
 
 Tick = Callable[[str, bool], None]  # told the name of a cell and whether an item was right
+
+SHARE, AMOUNT = Number(0, 1), Number(0)
+# What a row of a run must be like, for tables and pictures to be made of it.
+SHAPE = {
+    "task": str, "model": str, "policy": str, "n": Number(1, whole=True), "seed": COUNT, "accuracy": SHARE,
+    "accuracy_ci": (SHARE, SHARE), "score": SHARE, "steps": AMOUNT, "tpf": AMOUNT, "tpf_ratio": AMOUNT,
+    "forwards": COUNT, "seconds": AMOUNT, "tokens_per_second": AMOUNT, "split": str, "settings": dict, "dtype": str,
+    "correct": str, "item_steps": [COUNT], "commits_by_step": [AMOUNT], "accuracy_strict?": SHARE,
+}  # fmt: skip
+
+
+def impossible(row: Row) -> str:
+    """What contradicts itself in a row of that shape, in words."""
+    right, n = row["correct"], row["n"]
+    if {*right} <= {"0", "1"} and len(right) == len(row["item_steps"]) == n:
+        return ""
+    return f"`correct` must be {n} zeros and ones, and `item_steps` {n} numbers, one for each problem"
 
 
 @dataclass(frozen=True)
@@ -58,7 +76,7 @@ def run(
             task=repr(cell.task), policy=repr(policy), decode=repr(decode), model=llm.identity, version=__version__,
             n=sample.n, seed=sample.seed, split=sample.split,
         )  # fmt: skip
-        row = ledger.get(key)
+        row = ledger.get(key, SHAPE, impossible)
         if row is None:
             told = (
                 (lambda item, name=name, task=cell.task: tick(f"{task.name} · {name}", item.correct)) if tick else None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tacg.errors import TacgError
-from tacg.experiments.rows import parse_rows
+from tacg.experiments.rows import append_line, lock, parse_rows
+from tacg.files import make_room, not_written, read_bytes, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -23,20 +23,20 @@ class Journal:
 
     header  a file that was begun with another one is refused, and told what differs
     resume  go on with a file that is there already; a last row that a crash cut off is removed
-    rows    those that were there
+    rows    those that were there; the first is in line 2 of the file
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], *, resume: bool = False) -> None:
-        if path.exists() and not resume:
-            raise TacgError(f"{path} is there already: go on with it (--resume) or name another file.")
+        refuse_unwritable(path, resume=resume)
         self.path = path
         self.header: Row = json.loads(json.dumps(header, default=str))  # as it will be read back
         self._turn = threading.Lock()  # rows come from several threads
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab+")
+        self._file = path.open("ab", buffering=0)
         try:
-            _lock(self._file, path)
-            there, self.rows = _read(self._file, path, mend=True)
+            self._lock()
+            content = read_bytes(path, "results file")
+            there, self.rows, end = _parse(content, path)
+            self._file.truncate(end)
             if there is None:
                 self.append(self.header)
             else:
@@ -44,6 +44,14 @@ class Journal:
         except BaseException:
             self._file.close()
             raise
+
+    def _lock(self) -> None:
+        try:
+            lock(self._file, wait=False)
+        except OSError:
+            raise TacgError(
+                f"{self.path} is being written by another process; wait for it, or name another file."
+            ) from None
 
     def __enter__(self) -> Self:
         return self
@@ -54,31 +62,30 @@ class Journal:
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a row, on disk at once."""
         with self._turn:
-            self._file.write(json.dumps(row).encode() + b"\n")
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            try:
+                append_line(self._file, row)
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                raise not_written(self.path, error) from None
 
     def put_in_order(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replace all rows by these, in one stroke; for the end, when nothing more will come."""
-        draft = self.path.with_name(self.path.name + ".part")
-        with draft.open("wb") as file:
-            for row in (self.header, *rows):
-                file.write(json.dumps(row).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.path)
+        write_file(self.path, b"".join(json.dumps(row).encode() + b"\n" for row in (self.header, *rows)))
 
 
 BEGINNING = b'{"run":'  # of every header
 
 
+def refuse_unwritable(path: Path, *, resume: bool) -> None:
+    """Raise unless a journal can be begun here or, with `resume`, gone on with."""
+    make_room(path)
+    if path.exists() and not resume:
+        raise TacgError(f"{path} is there already: go on with it (--resume) or name another file.")
+
+
 def read_journal(path: Path) -> tuple[Row, list[Row]]:
     """Header and rows of a journal, finished or not."""
-    try:
-        with path.open("rb") as file:
-            header, rows = _read(file, path)
-    except OSError as error:
-        raise TacgError(f"The results file {str(path)!r} cannot be read: {error}.") from None
+    header, rows, _ = _parse(read_bytes(path, "results file"), path)
     if header is None:
         raise TacgError(f"{path} is no results file: it has no header.")
     return header, rows
@@ -87,8 +94,9 @@ def read_journal(path: Path) -> tuple[Row, list[Row]]:
 def refuse_other_settings(path: Path, there: Row, here: Row) -> None:
     """Raise unless both headers say the same, naming what differs."""
     differs = [
-        f"{name}: {before} there, {now} here" for name, before, now in _differences(there, here) if before != now
-    ]
+        f"{name[:80]}: {str(before)[:80]} there, {str(now)[:80]} here"
+        for name, before, now in _differences(there, here) if before != now
+    ][:10]  # fmt: skip
     if differs:
         raise TacgError(
             f"{path} was begun with other settings ({'; '.join(differs)}). Use the same ones or name another file."
@@ -105,28 +113,11 @@ def _differences(there: Any, here: Any, name: str = "") -> Iterator[tuple[str, A
         yield name, there, here
 
 
-def _read(file: BinaryIO, path: Path, *, mend: bool = False) -> tuple[Row | None, list[Row]]:
-    """Header and rows. What a crash left after the last whole row is not read, and with `mend` cut off."""
-    file.seek(0)
-    content = file.read()
+def _parse(content: bytes, path: Path) -> tuple[Row | None, list[Row], int]:
+    """Header, rows and how many bytes they take: what a crash left after the last whole row is not read."""
     rows, end = parse_rows(content, path)
-    if rows and "run" not in rows[0]:
-        raise TacgError(f"{path} is no results file: its first row must say `run`, got {', '.join(rows[0])}.")
+    if rows and not isinstance(rows[0].get("run"), dict):
+        raise TacgError(f"{path} is no results file: its first row must say `run`, got {', '.join(rows[0])[:200]}.")
     if not rows and not content.startswith(BEGINNING) and not BEGINNING.startswith(content):
         raise TacgError(f"{path} is no results file; name another one.")  # least of all one to be mended
-    if mend:
-        file.truncate(end)
-    if not rows:
-        return None, []
-    return rows[0], rows[1:]
-
-
-def _lock(file: BinaryIO, path: Path) -> None:
-    """Refuse to write where another process is writing. Gone with the process, however it ends."""
-    with contextlib.suppress(ImportError):  # not on Windows
-        import fcntl
-
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise TacgError(f"{path} is being written by another process; wait for it, or name another file.") from None
+    return (rows[0], rows[1:], end) if rows else (None, [], 0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
 from tacg.experiments.diagnose import bin_names
 from tacg.experiments.tune import front
+from tacg.files import write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -248,7 +250,12 @@ def _save(figure: Any, panels: Sequence[tuple[str, Any]], path: Path, about: str
     figure.suptitle(about, fontsize=10)
     lines = -(-len(named) // columns) if named else 0
     figure.tight_layout(rect=(0, 0.28 * lines / figure.get_figheight(), 1, 1))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-    return path
+    drawn = io.BytesIO()
+    try:
+        figure.savefig(drawn, dpi=130, format=path.suffix[1:] or "png")
+    except ValueError:
+        known = ", ".join(sorted(figure.canvas.get_supported_filetypes()))
+        raise TacgError(f"A picture must end in one of {known}; got {str(path)!r}.") from None
+    finally:
+        pyplot.close(figure)
+    return write_file(path, drawn.getvalue())

@@ -196,7 +196,7 @@ def plan(name: str, stage: Stage, home: Path) -> Table:
     for file, line in runs.items():
         gen = settings_of(stage.task(line), stage.policy(line), stage.settings(line))["gen_length"]
         path, items = home / file, stage.items(line)
-        done = max(0, len(path.read_bytes().splitlines()) - 1) if path.exists() else 0
+        done = max(0, len(path.read_bytes().splitlines()) - 1) if path.is_file() else 0
         body.append((
             _name(line), stage.task(line).name, str(items), str(gen), _shown(line.accuracy), _shown(line.steps),
             _shown(line.tpf), f"{stage.forwards(line):,}", f"{done}" if done else "",

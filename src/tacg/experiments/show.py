@@ -9,6 +9,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tacg.files import write_file
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -108,9 +110,7 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> Path:
     environment = Environment(autoescape=True)
     environment.filters["embed"] = lambda picture: base64.b64encode(picture.read_bytes()).decode()
     text = environment.from_string(PAGE).render(title=title, sections=sections)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return path
+    return write_file(path, text)
 
 
 def accuracy(row: Row) -> str:

@@ -18,6 +18,7 @@ from tacg.experiments.grid import Cell, Sample, paired, run
 from tacg.experiments.picture import draw_dynamics, draw_frontier, draw_heat, draw_match
 from tacg.experiments.rows import Ledger, Row
 from tacg.experiments.show import Section, Table, accuracy, change, gain, provenance, write_page
+from tacg.files import write_file
 from tacg.policies.base import Wrapper
 
 if TYPE_CHECKING:
@@ -294,9 +295,8 @@ class Study:
         )  # fmt: skip
         made = [part() for part in parts]
         words = f"{INTRODUCTION}\n\n{abstract(self.compared, self.diagnosed)}"
-        path.parent.mkdir(parents=True, exist_ok=True)
         text = "\n".join([f"# Results\n\n{words}\n", *(section.markdown(path) for section in made)])
-        path.write_text(text, encoding="utf-8")
+        write_file(path, text)
         write_page(path.with_suffix(".html"), "Results", [Section("", words), *made])
         return path
 

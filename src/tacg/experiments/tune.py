@@ -19,7 +19,9 @@ from tacg.experiments.evaluate import surroundings
 from tacg.experiments.grid import Cell, Sample, Tick, run
 from tacg.experiments.rows import Ledger, Row, key_of
 from tacg.experiments.show import Table
+from tacg.files import write_file
 from tacg.policies import get_policy
+from tacg.shapes import COUNT, Number
 from tacg.version import __version__
 
 if TYPE_CHECKING:
@@ -125,7 +127,7 @@ def by_agreement(
     def judge(settings: Mapping[str, Any], name: str) -> Row:
         made = resolve(policy, {**lengths, **settings})
         key = key_of(agreed=asked, decode=repr(made), model=llm.identity, version=__version__)
-        row = ledger.get(key)
+        row = ledger.get(key, {"quality": Number(0, 1), "steps": Number(0), "policy": str, "n": COUNT})
         if row is None:
             shares, steps, wanted = [0.0] * len(asked), [0] * len(asked), careful()
 
@@ -217,9 +219,7 @@ def write_preset(path: Path, policy: str, settings: Mapping[str, Any], about: st
     for part, knobs, values in (("knobs", made.knobs(), made.values()), ("decode", decode.knobs(), decode.values())):
         changed = {name: value for name, value in values.items() if value != knobs[name].default and value is not None}
         lines += [f"[{part}]", *(f"{name} = {json.dumps(value)}" for name, value in changed.items()), ""]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
+    return write_file(path, "\n".join(lines))
 
 
 def defaults(policy: str, space: Mapping[str, Range]) -> dict[str, Any]:

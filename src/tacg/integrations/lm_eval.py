@@ -9,9 +9,11 @@ module is enough.
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 import lm_eval.models  # noqa: F401 (registers the harness's own models; ours alone would hide them)
+import torch
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
     from tacg.types import Output
 
+UNTOLD = "cuda:0"
 LOG = logging.getLogger("tacg.lm_eval")
 
 
@@ -48,11 +51,12 @@ class TacgLM(LM):
         max_batch_size: int | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.llm = pretrained if isinstance(pretrained, LLM) else load(pretrained, dtype=dtype, device=device or "cpu")
-        self.policy, self.mc_num, self.check_greedy, self.settings = policy, int(mc_num), check_greedy, settings
-        self.rows = int(batch_size) if str(batch_size).isdigit() else int(max_batch_size or 32)
-        if self.mc_num < 1:
-            raise TacgError(f"`mc_num` must be >= 1, got {mc_num}.")
+        place = _place(device)
+        self.llm = pretrained if isinstance(pretrained, LLM) else load(pretrained, dtype=dtype, device=place)
+        self.policy, self.check_greedy, self.settings = policy, check_greedy, settings
+        self.mc_num = _count("mc_num", mc_num)
+        most = _count("max_batch_size", 32 if max_batch_size is None else max_batch_size)
+        self.rows = most if str(batch_size).startswith("auto") else _count("batch_size", batch_size)
         Decode().turn(**{name: value for name, value in settings.items() if name in Decode().knobs()})
         get_policy(policy, **{name: value for name, value in settings.items() if name not in Decode().knobs()})
 
@@ -124,6 +128,21 @@ class TacgLM(LM):
         raise NotImplementedError("tacg: perplexity over a whole text is not defined here; use loglikelihood tasks.")
 
 
+def _count(name: str, value: int | str) -> int:
+    """A whole number of at least 1; the harness hands over what the user typed."""
+    if not str(value).isdecimal() or int(value) < 1:
+        raise TacgError(f"`{name}` must be >= 1, got {value!r}.")
+    return int(value)
+
+
+def _place(device: str | None) -> str:
+    """The device. The harness says cuda:0 where the user says nothing, whatever the machine has."""
+    if device == UNTOLD and not torch.cuda.is_available():
+        LOG.warning("There is no CUDA here, so the model runs on the CPU; --device cpu says so without a warning.")
+        return "cpu"
+    return device or "cpu"
+
+
 def cut(text: str, until: str | Sequence[str] | None) -> str:
     """The text up to the first of the stop strings."""
     for stop in [until] if isinstance(until, str) else until or []:
@@ -141,4 +160,8 @@ def _tell(outputs: Sequence[Output]) -> None:
 if __name__ == "__main__":
     from lm_eval.__main__ import cli_evaluate
 
-    cli_evaluate()
+    try:
+        cli_evaluate()
+    except TacgError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -118,9 +118,9 @@ def _device(name: object) -> torch.device:
         raise TacgError(f"`device` must be a name such as 'cpu', 'cuda:0' or 'auto', got {name!r}.")
     try:
         place = torch.zeros(1, device=name).device
-    except (RuntimeError, AssertionError, ImportError) as error:
-        first = str(error).splitlines()[0]
-        told = f"The device {str(name)!r} cannot be used here: {first} `tacg doctor` says what there is."
+    except (RuntimeError, AssertionError, ImportError, TypeError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        told = f"The device {str(name)!r} cannot be used here: {why}. `tacg doctor` says what there is."
         raise TacgError(told) from None
     if place.type == "meta":
         raise TacgError("The device 'meta' cannot be used here: it holds shapes and no numbers. Give 'cpu' or 'auto'.")

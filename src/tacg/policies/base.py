@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from tacg.errors import TacgError, unknown
+from tacg.files import read_text
 from tacg.knobs import Knobs
+from tacg.shapes import misfit
 from tacg.types import Decision, Needs, Signals
 
 if TYPE_CHECKING:
@@ -197,11 +199,16 @@ def find_preset(policy: str, task: str) -> dict[str, Any]:
 
 def _preset_file(policy: str, path: Path) -> dict[str, Any]:
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise TacgError(f"The preset file {str(path)!r} cannot be read: {error}.") from None
+        found = tomllib.loads(read_text(path, "preset file"))
+    except (ValueError, RecursionError) as error:  # TOML's errors, and what its reader does not foresee
+        if isinstance(error, TacgError):
+            raise
+        raise TacgError(f"The preset file {str(path)!r} is not valid TOML: {str(error)[:200]}.") from None
+    if wrong := misfit(found, {"policy": str, "knobs?": dict, "decode?": dict}):
+        raise TacgError(f"The preset file {str(path)!r}: {wrong}; `tacg tune` writes such files.")
     if found.get("policy") != policy:
-        raise TacgError(f"{path} is a preset of {found.get('policy')!r}: spell it {found.get('policy')}:{path}.")
+        theirs = found["policy"][:80]
+        raise TacgError(f"{path} is a preset of {theirs!r}: spell it {theirs}:{path}.")
     return {"knobs": found.get("knobs", {}), "decode": found.get("decode", {})}
 
 

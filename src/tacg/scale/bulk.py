@@ -7,22 +7,24 @@ each once, into a journal: started again, it goes on with the prompts that have 
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tacg.engine.request import resolve
 from tacg.errors import LogitsError, TacgError
-from tacg.experiments.journal import Journal
-from tacg.scale.fleet import Replica, room, start, told_here
+from tacg.experiments.journal import Journal, refuse_unwritable
+from tacg.files import parse_json, refuse_irregular
+from tacg.scale.fleet import Replica, machines, room, start, told_here
+from tacg.shapes import COUNT, brief, misfit
 from tacg.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 READERS = {".jsonl": "read_json", ".parquet": "read_parquet"}
 LENGTH = "_length"
+ANSWER = {"text": str, "tokens": COUNT, "steps": COUNT, "forwards": COUNT, "finish_reason": str, "model?": str}
 
 
 def generate(
@@ -40,8 +42,9 @@ def generate(
     """
     made, decode = resolve(policy, dict(settings))
     names = _names(source, key, column)
+    refuse_unwritable(out, resume=resume)
     ray = start(address)
-    place, count = room(ray.cluster_resources(), cores, replicas)
+    place, count = room(machines(ray), cores, replicas, reader=True)
     data = _read(source)
     header = {
         "run": {
@@ -55,7 +58,7 @@ def generate(
     }  # fmt: skip
     failed = []
     with Journal(out, header, resume=resume) as journal:
-        answers = {row[key]: row for row in journal.rows}
+        answers = _answers(journal.rows, key, set(names), out)
         known = set(answers)
         left = data.filter(lambda row: row[key] not in known) if known else data
         lengths = left.map(lambda row: {key: row[key], column: row[column], LENGTH: len(row[column])})
@@ -130,22 +133,57 @@ def _names(source: Path, key: str, column: str) -> list[Any]:
     """
     if source.suffix not in READERS:
         raise TacgError(f"`source` must end in {' or '.join(READERS)}, got {source.name!r}.")
-    if not source.is_file():
-        raise TacgError(f"There is no file {source}.")
-    if source.suffix == ".parquet":
-        from pyarrow import parquet
-
-        columns = list(parquet.read_schema(source).names)
-        names = parquet.read_table(source, columns=[key]).column(key).to_pylist() if key in columns else []
-    else:
-        with source.open(encoding="utf-8") as file:
-            rows = [json.loads(line) for line in file if line.strip()]
-        columns = list(rows[0]) if rows else []
-        names = [row.get(key) for row in rows]
-    for name in (key, column):
-        if name not in columns:
-            raise TacgError(f"{source} has no column {name!r}, it has {', '.join(columns)}: say which to take.")
+    refuse_irregular(source, "file of prompts")
+    rows = _table(source, key, column) if source.suffix == ".parquet" else _lines(source)
+    names = []
+    for number, row in enumerate(rows, start=1):
+        for name in (key, column):
+            if name not in row:
+                has = ", ".join(row)[:200] or "nothing"
+                raise TacgError(f"{source}, row {number} has no column {name!r}, it has {has}: say which to take.")
+        if type(row[key]) not in (str, int) or not isinstance(row[column], str):
+            raise TacgError(f"{source}, row {number}: {key!r} must be text or a whole number, {column!r} text.")
+        names.append(row[key])
+    if len({type(name) for name in names}) != 1:
+        what = f"texts and numbers in column {key!r}: make them alike" if names else "no prompts"
+        raise TacgError(f"{source} has {what}.")
     for name, count in Counter(names).items():
         if count > 1:
-            raise TacgError(f"Names must differ, but {name!r} of column {key!r} occurs {count} times in {source}.")
+            raise TacgError(f"Names must differ, but {brief(name)} of column {key!r} occurs {count} times in {source}.")
     return names
+
+
+def _lines(source: Path) -> Iterator[dict[str, Any]]:
+    with source.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                row = parse_json(line, f"{source}, line {number}", "mend or delete it")
+                if not isinstance(row, dict):
+                    raise TacgError(f"{source}, line {number}: must be a JSON object; mend or delete it.")
+                yield row
+
+
+def _table(source: Path, key: str, column: str) -> Iterator[dict[str, Any]]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        wanted = [name for name in parquet.read_schema(source).names if name in (key, column)]
+        for batch in parquet.ParquetFile(source).iter_batches(columns=wanted):
+            yield from batch.to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise TacgError(f"{source} is no Parquet file that can be read: {str(error).splitlines()[0]}.") from None
+
+
+def _answers(rows: Sequence[dict[str, Any]], key: str, names: set[Any], out: Path) -> dict[Any, dict[str, Any]]:
+    """The answers of an interrupted run by name; raises at a row that answers no prompt, or one a second time."""
+    answers: dict[Any, dict[str, Any]] = {}
+    for line, row in enumerate(rows, start=2):
+        name = row.get(key)
+        if type(name) not in (str, int) or name not in names or name in answers:
+            wrong = "a second answer to" if type(name) in (str, int) and name in answers else "no prompt has the name"
+            raise TacgError(f"{out}, line {line}: {wrong} {brief(name)}; delete the line, or name another file.")
+        if wrong := misfit(row, ANSWER):
+            raise TacgError(f"{out}, line {line}: {wrong}; delete the line, it will be made again.")
+        answers[name] = row
+    return answers

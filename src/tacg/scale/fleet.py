@@ -84,7 +84,7 @@ class Fleet:
         dtype: str = "float32",
     ) -> None:  # fmt: skip
         ray = start(address)
-        self.place, count = room(ray.cluster_resources(), cores, replicas)
+        self.place, count = room(machines(ray), cores, replicas)
         made = ray.remote(Replica).options(
             num_gpus=self.place.gpus, num_cpus=self.place.cores, max_restarts=RESTARTS, max_task_retries=RESTARTS
         )
@@ -141,14 +141,34 @@ def shares(prompts: Sequence[Any], batch_size: int, replicas: int) -> list[Share
     return found
 
 
-def room(resources: Mapping[str, float], cores: int, wanted: int | None = None) -> tuple[Place, int]:
-    """What a replica takes in a cluster with these resources, and how many there are: as wanted, or all that fit."""
-    gpus, total = int(resources.get("GPU", 0)), int(resources.get("CPU", 0))
-    place, fit = (Place(1, 1), gpus) if gpus else (Place(0, cores), total // cores)
+def machines(ray: Any) -> list[Mapping[str, float]]:
+    """What each machine of the cluster has."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def room(
+    nodes: Sequence[Mapping[str, float]], cores: int, wanted: int | None = None, *, reader: bool = False
+) -> tuple[Place, int]:
+    """What a replica takes in a cluster of these machines, and how many there are: as wanted, or all that fit.
+
+    reader  leave a core for whoever reads the prompts: replicas that took all of them would wait for ever
+    """
+    for name, value in (("cores", cores), ("replicas", 1 if wanted is None else wanted)):
+        if value < 1:
+            raise TacgError(f"`{name}` must be at least 1, got {value}.")
+    gpus, total = (sum(int(node.get(kind, 0)) for node in nodes) for kind in ("GPU", "CPU"))
+    place = Place(1, 1) if gpus else Place(0, cores)
+    fit, spare = 0, 0
+    for node in nodes:  # a replica is on one machine
+        here = int(node.get("CPU", 0)) // place.cores
+        here = min(here, int(node.get("GPU", 0))) if gpus else here
+        fit, spare = fit + here, spare + int(node.get("CPU", 0)) - here * place.cores
+    fit -= reader and not spare
     if fit < (wanted or 1):
         raise TacgError(
             f"The cluster has {gpus} GPUs and {total} cores, too few for {wanted or 1} replicas with "
-            f"{'a GPU' if gpus else f'{cores} cores'} each: ask for less."
+            f"{'a GPU and a core' if gpus else f'{cores} cores'} each{' and a core for the reader' if reader else ''}: "
+            "ask for less."
         )
     return place, wanted or fit
 

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import functools
-import gzip
-import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.errors import TacgError, unknown
+from tacg.files import parse_json, read_text
 from tacg.knobs import knob
+from tacg.shapes import brief, misfit
 from tacg.tasks.base import Problem, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 Item = dict[str, Any]
+HINT = "pass the path of the set with --data"
 
 
 @dataclass(frozen=True)
 class FileTask(Task):
     """A set with one split, `test`. Subclasses say what an item needs and how it is asked, solved and graded.
 
-    needs     fields that every item must have
+    needs     fields that every item must have, and their shapes (see `tacg.shapes`)
     hub       where `datasets` finds it: repository, configuration, split
     examples  which split of it has worked examples; empty: the set itself
     """
@@ -35,7 +36,7 @@ class FileTask(Task):
     shots_data: str | None = knob(None, "file they come from (none: the set's own first items, but the one asked)")
 
     fixed: ClassVar[bool] = False
-    needs: ClassVar[tuple[str, ...]]
+    needs: ClassVar[Mapping[str, Any]]
     hub: ClassVar[tuple[str, str | None, str]]
     examples: ClassVar[str] = ""
 
@@ -73,8 +74,13 @@ class FileTask(Task):
         order = list(range(len(items)))
         if n is not None and n < len(items):
             random.Random(f"{self.name}/{seed}").shuffle(order)
+        seen: set[str] = set()
         for number in order[:n]:
-            yield self.make(items[number], str(number), self.prompt(items[number]))
+            problem = self.make(items[number], str(number), self.prompt(items[number]))
+            if problem.id in seen:
+                raise TacgError(f"Two items of the {self.name} set have the id {brief(problem.id)}; {self._right_set}")
+            seen.add(problem.id)
+            yield problem
 
     def prompt(self, item: Item) -> str:
         """Worked examples, if any, and the question."""
@@ -97,46 +103,38 @@ class FileTask(Task):
 
     def _checked(self, items: tuple[Item, ...]) -> list[Item]:
         for number, item in enumerate(items):
-            lacking = [name for name in self.needs if name not in item]
-            if lacking:
-                raise TacgError(
-                    f"Item {number} of the {self.name} set lacks `{lacking[0]}`, "
-                    f"it has {', '.join(item) or 'nothing'}; is {self.data or self.hub[0]} the right set?"
-                )
+            if wrong := misfit(item, dict(self.needs)):
+                has = f"; it has {', '.join(item)[:200] or 'nothing'}" if wrong.endswith("missing") else ""
+                raise TacgError(f"Item {number} of the {self.name} set: {wrong}{has}; {self._right_set}")
         return list(items)
+
+    @property
+    def _right_set(self) -> str:
+        return f"is {self.data or self.hub[0]} the right set?"
 
 
 def read_items(path: str) -> tuple[Item, ...]:
     """Items of a file: one JSON array, or a JSON object a line; gzipped if its name ends in .gz."""
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise TacgError(f"There is no file {path}; pass the path of the set with --data.")
-    return _read(file, file.stat().st_mtime_ns)
+    try:
+        file = Path(path).expanduser()
+        changed = file.stat().st_mtime_ns if file.is_file() else 0
+    except (RuntimeError, ValueError) as error:  # no home directory; a zero byte
+        raise TacgError(f"The set {path!r} cannot be read: {error}. {HINT}.") from None
+    return _read(file, changed)
 
 
 @functools.lru_cache(maxsize=8)
 def _read(file: Path, changed: int) -> tuple[Item, ...]:
     """As `read_items`; kept as long as the file does not change."""
-    try:
-        raw = file.read_bytes()
-        text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise TacgError(f"{file} cannot be read: {error}.") from None
+    text = read_text(file, "set", HINT)
     if text.lstrip().startswith("["):
-        found = _json(text, str(file))
+        found = parse_json(text, str(file), HINT)
     else:
         lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-        found = [_json(line, f"{file}, line {number}") for number, line in lines]
+        found = [parse_json(line, f"{file}, line {number}", "mend or delete it") for number, line in lines]
     if not found or not all(isinstance(item, dict) for item in found):
         raise TacgError(f"{file} must hold JSON objects, one a line or in an array; is it the right file?")
     return tuple(found)
-
-
-def _json(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise TacgError(f"{where}: not JSON ({error}); mend or delete it.") from None
 
 
 @functools.lru_cache(maxsize=8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.tasks.base import Grade, Problem
 from tacg.tasks.boxes import last_box
@@ -13,6 +13,7 @@ from tacg.tasks.numbers import Number, find_numbers, plain
 from tacg.tasks.released import gsm8k_answer, gsm8k_gold
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from fractions import Fraction
 
 SYSTEM = (
@@ -53,7 +54,7 @@ class GSM8K(FileTask):
     """School mathematics in words, 1,319 problems; graded on the final number."""
 
     name: ClassVar[str] = "gsm8k"
-    needs: ClassVar[tuple[str, ...]] = ("question", "answer")
+    needs: ClassVar[Mapping[str, Any]] = {"question": str, "answer": str}
     hub: ClassVar[tuple[str, str | None, str]] = ("openai/gsm8k", "main", "test")
     examples: ClassVar[str] = "train"
 

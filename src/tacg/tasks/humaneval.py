@@ -12,6 +12,8 @@ from tacg.tasks.code import Programs, defines, judged, program
 from tacg.tasks.sandbox import Trial
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tacg.tasks.files import Item
 
 SYSTEM = "You complete only Python code."
@@ -22,7 +24,9 @@ class HumanEval(Programs):
     """Python functions to complete, 164 problems; graded by running their tests in the sandbox."""
 
     name: ClassVar[str] = "humaneval"
-    needs: ClassVar[tuple[str, ...]] = ("task_id", "prompt", "entry_point", "canonical_solution", "test")
+    needs: ClassVar[Mapping[str, Any]] = dict.fromkeys(
+        ("task_id", "prompt", "entry_point", "canonical_solution", "test"), str
+    )
     hub: ClassVar[tuple[str, str | None, str]] = ("openai/openai_humaneval", None, "test")
 
     def question(self, item: Item) -> str:

@@ -6,7 +6,7 @@ import functools
 import re
 import sys
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.errors import TacgError
 from tacg.tasks.base import Grade, Problem
@@ -17,6 +17,9 @@ from tacg.tasks.helper import Helper, Helpers
 from tacg.tasks.numbers import whole_number
 from tacg.tasks.released import math_equal
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 SET = re.compile(r"\\infty|\\cup|\\emptyset|[\[\]<>]|\\[lg]e")  # what no point is written with
 PATIENCE = 60  # seconds before an expression that algebra does not come to an end with is called wrong
 
@@ -26,7 +29,7 @@ class Math500(FileTask):
     """Competition mathematics, 500 problems; graded on the final expression by `math-verify`."""
 
     name: ClassVar[str] = "math500"
-    needs: ClassVar[tuple[str, ...]] = ("problem", "solution")
+    needs: ClassVar[Mapping[str, Any]] = {"problem": str, "solution": str, "answer?": str, "unique_id?": str}
     hub: ClassVar[tuple[str, str | None, str]] = ("HuggingFaceH4/MATH-500", None, "test")
 
     def question(self, item: Item) -> str:
@@ -46,7 +49,7 @@ class Math500(FileTask):
             raise TacgError(f"Item {name} of the math500 set has neither `answer` nor a box in its `solution`.")
         data = {"gold": gold, "question": item["problem"], "solution": item["solution"]}
         system = SYSTEM if self.protocol == "paper" else ""
-        return Problem(str(item.get("unique_id", name)), prompt, item["solution"], data, system)
+        return Problem(str(item.get("unique_id") or name), prompt, item["solution"], data, system)
 
     def refuse_unready(self) -> None:
         """Algebra is somebody else's work."""

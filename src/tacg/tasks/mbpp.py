@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 import sys
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.knobs import knob
+from tacg.shapes import COUNT
 from tacg.tasks.base import Grade, Problem
 from tacg.tasks.code import Programs, judged, program
 from tacg.tasks.files import Item, download
 from tacg.tasks.sandbox import Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 TEST_IDS = range(11, 511)
 SPLITS = ("prompt", "test", "validation", "train")  # of the hub, in the order of their ids
@@ -24,7 +28,9 @@ class MBPP(Programs):
     subset: str = knob("test", "the test split (ids 11 to 510), or all items", choices=("test", "all"))
 
     name: ClassVar[str] = "mbpp"
-    needs: ClassVar[tuple[str, ...]] = ("task_id", "prompt", "code", "test_list")
+    needs: ClassVar[Mapping[str, Any]] = {
+        "task_id": COUNT, "prompt": str, "code": str, "test_list": [str], "test_imports?": [str],
+    }  # fmt: skip
     hub: ClassVar[tuple[str, str | None, str]] = ("google-research-datasets/mbpp", "sanitized", "test")
     examples: ClassVar[str] = "prompt"
 

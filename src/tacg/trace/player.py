@@ -6,6 +6,8 @@ import json
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from tacg.files import write_file
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
@@ -32,6 +34,4 @@ def player_page(traces: Sequence[Trace]) -> str:
 
 def write_player(path: Path, traces: Sequence[Trace]) -> Path:
     """Write the player to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(player_page(traces), encoding="utf-8")
-    return path
+    return write_file(path, player_page(traces))

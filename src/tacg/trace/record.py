@@ -9,6 +9,7 @@ end    {"kind": "end", "text", "tokens", "steps", "forwards", "finish_reason"}
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from tacg.engine.events import Finished, Started, Step
 from tacg.engine.request import resolve
 from tacg.errors import TacgError
+from tacg.files import parse_json, read_text
 from tacg.policies.probe import Probe
+from tacg.shapes import COUNT, Number, misfit
 from tacg.version import __version__
 
 if TYPE_CHECKING:
@@ -30,6 +33,18 @@ if TYPE_CHECKING:
     from tacg.types import Output
 
 Line = dict[str, Any]
+REAL = Number()
+SHAPES: dict[str, Any] = {
+    "start": {
+        "model": str, "policy": str, "prompt": str, "gen_length": Number(1, 1 << 20, whole=True),
+        "contrast": (REAL, REAL), "blocks": [(COUNT, COUNT, COUNT)],
+    },
+    "step": {
+        "step": COUNT, "block": COUNT, "names": [str], "committed": [(COUNT, COUNT, str)], "proposals": [list],
+        "pieces": dict,
+    },
+    "end": {"text": str, "tokens": list, "steps": COUNT, "forwards": COUNT, "finish_reason": str},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -126,25 +141,42 @@ def _short(value: float) -> float:
 
 def read_trace(path: Path) -> Trace:
     """Read a trace back."""
-    lines: list[Line] = []
-    try:
-        for text in path.read_text(encoding="utf-8").splitlines():
-            lines.append(json.loads(text))
-    except OSError as error:
-        raise TacgError(f"The trace {str(path)!r} cannot be read: {error}.") from None
-    except json.JSONDecodeError:
-        pass  # cut off in the middle of a line
+    hint = 'make one with `tacg trace "a prompt"`'
+    *texts, rest = read_text(path, "trace", hint).split("\n")
+    lines = [parse_json(text, f"{path}, line {number}", hint) for number, text in enumerate(texts, start=1)]
+    with contextlib.suppress(TacgError):
+        lines += [parse_json(rest, str(path))] if rest else []  # or it was cut off in the middle of the line
     try:
         return trace_of(lines)
-    except TacgError:
-        raise TacgError(f'{path} is not a trace; make one with `tacg trace "a prompt"`.') from None
+    except TacgError as error:
+        raise TacgError(f"{path} is not a trace: {error} {hint[0].upper()}{hint[1:]}.") from None
 
 
 def trace_of(lines: Sequence[Any]) -> Trace:
     """The trace that lines make. Only as much is checked as its readers rely on."""
     if not lines or not all(isinstance(line, dict) for line in lines) or lines[0].get("kind") != "start":
         raise TacgError('A trace must begin with a line of the kind "start".')
+    for number, line in enumerate(lines, start=1):
+        if wrong := misfit(line, SHAPES.get(str(line.get("kind")), {})) or _outside(line, lines[0]):
+            raise TacgError(f"Line {number} of the trace: {wrong}.")
     steps = tuple(line for line in lines if line.get("kind") == "step")
-    if not all(isinstance(line.get("pieces"), dict) for line in steps):
-        raise TacgError("Every step of a trace must have `pieces`, the texts of its new tokens.")
     return Trace(lines[0], steps, lines[-1] if lines[-1].get("kind") == "end" else None)
+
+
+def _outside(line: Line, start: Line) -> str:
+    """Which place a line names that the canvas does not have, in words."""
+    length, blocks = start["gen_length"], start["blocks"]
+    if line.get("kind") == "start":
+        wrong = [each for each in blocks if not each[0] < each[1] <= length]
+        return f"a block must lie within the {length} positions, got {wrong[0]}" if wrong else ""
+    if line.get("kind") != "step":
+        return ""
+    places = [each[0] if each else -1 for each in (*line["committed"], *line["proposals"])]
+    if line["block"] >= len(blocks) or not all(COUNT.takes(place) and place < length for place in places):
+        return f"blocks and positions must be those of a canvas of {length} positions in {len(blocks)} blocks"
+    width = 3 + len(line["names"])
+    if not all(
+        len(each) == width and COUNT.takes(each[1]) and all(map(REAL.takes, each)) for each in line["proposals"]
+    ):
+        return f"a proposal must be position, token, confidence and {width - 3} signals, all of them numbers"
+    return ""
