@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tacg.tasks.keeper import receive, send
+from tacg.tasks.wire import receive, send
 
 
 def equal(gold: str, answer: str) -> bool:

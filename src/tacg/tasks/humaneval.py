@@ -8,8 +8,9 @@ from textwrap import indent
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.tasks.base import Grade, Problem
-from tacg.tasks.code import Programs, defines, judged, program
+from tacg.tasks.code import Programs, judged
 from tacg.tasks.sandbox import Trial
+from tacg.tasks.source import defines, program
 
 if TYPE_CHECKING:
     from tacg.tasks.files import Item
@@ -48,15 +49,15 @@ class HumanEval(Programs):
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Every assertion must hold; a whole function and a mere body are both understood."""
         head, function = problem.data["head"], problem.data["function"]
-        ours = _trial(problem.data, completed(head, program(answer, [function]), function))
-        return judged(ours, _trial(problem.data, head + _released(answer)))
+        source = program(answer, [function], lambda code: completed(head, code, function))
+        return judged(_trial(problem.data, source), _trial(problem.data, head + _released(answer)))
 
 
 def completed(head: str, code: str, function: str) -> str:
     """The program: what the head imports and helps with stays, the function is the answer's."""
     if defines(code, function):
-        return head.rstrip(" ") + code.strip()
-    first, *rest = code.strip("\n").expandtabs(4).split("\n")
+        return f"{head.rstrip(' ')}{code.strip()}\n"
+    first, *rest = re.sub(r"(?m)^[ \t]+", lambda space: space.group().expandtabs(4), code.strip("\n")).split("\n")
     if first.startswith(" "):
         return "\n".join([head + first, *rest])
     depths = [len(line) - len(line.lstrip()) for line in rest if line.strip()]

@@ -9,9 +9,10 @@ from typing import ClassVar
 
 from tacg.knobs import knob
 from tacg.tasks.base import Grade, Problem
-from tacg.tasks.code import Programs, judged, program
+from tacg.tasks.code import Programs, judged
 from tacg.tasks.files import Item, download
 from tacg.tasks.sandbox import Trial
+from tacg.tasks.source import program
 
 TEST_IDS = range(11, 511)
 SPLITS = ("prompt", "test", "validation", "train")  # of the hub, in the order of their ids
@@ -63,10 +64,14 @@ class MBPP(Programs):
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Every assertion must hold; the score is the share that does."""
         tests, functions = problem.data["tests"], problem.data["functions"]
-        cut = answer.split("[BEGIN]")[-1].split("[DONE]")[0]
-        ours = Trial(
-            program(cut, functions).strip("\n"), tests, problem.data["imports"], functions, problem.data["modules"]
-        )
+        source = program(between_marks(answer), functions).strip("\n")
+        ours = Trial(source, tests, problem.data["imports"], functions, problem.data["modules"])
         fenced = re.search(r"```python(.*?)```", answer, re.DOTALL)
         released = fenced.group(1) if fenced else answer
         return judged(ours, Trial(released.strip("\n"), tests, "", functions, modules=False))
+
+
+def between_marks(answer: str) -> str:
+    """What is between the prompt's marks, each at an end of its line; behind [DONE] is what a model asks itself."""
+    until = re.split(r"(?m)^[ \t]*\[DONE\]|\[DONE\][ \t]*$", answer.replace("\r\n", "\n"))[0]
+    return re.split(r"(?m)^[ \t]*\[BEGIN\]|\[BEGIN\][ \t]*$", until)[-1]
