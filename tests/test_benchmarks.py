@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tacg import TacgError
-from tacg.bench.graders import SETS, measure, mutant
+from tacg.bench.graders import SETS, answers, measure
 from tacg.cli.main import app
 from tacg.experiments.evaluate import evaluate, settings_of
 from tacg.llm import LLM
@@ -309,7 +309,7 @@ def test_a_mutant_is_wrong(task: Callable[..., Task]) -> None:
     for name in ("humaneval", "mbpp"):
         for problem in task(name).problems():
             assert task(name).grade(problem, problem.answer).correct
-            assert task(name).grade(problem, mutant(problem)).score == 0.0
+            assert task(name).grade(problem, answers(name)["wrong"](problem)).score == 0.0
 
 
 # --- every item of the public sets -----------------------------------------------------------------------------------

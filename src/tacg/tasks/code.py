@@ -1,25 +1,37 @@
-"""What the two sets of programs share: finding the program in an answer (`source.py`), and running it."""
+"""What the two sets of programs share: two readings of an answer, each of which is run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tacg.tasks.base import Grade
 from tacg.tasks.files import FileTask
 from tacg.tasks.sandbox import Trial, refuse_weaker, run, wanted
 
+if TYPE_CHECKING:
+    from tacg.tasks.base import Problem
+
 
 @dataclass(frozen=True)
 class Programs(FileTask):
-    """A set whose answers are programs."""
+    """A set whose answers are programs. Subclasses say what there is to run."""
 
     def refuse_unready(self) -> None:
         """Programs that a model has written run in the sandbox only."""
         refuse_weaker(wanted())
 
+    def trial(self, problem: Problem, answer: str) -> Trial:
+        """The program as we read it (`source.py`), and its tests."""
+        raise NotImplementedError
 
-def judged(trial: Trial, strict: Trial) -> Grade:
-    """The grade of an answer as we read it and as the released code reads it; one run if the two agree."""
-    verdict = run(trial)
-    passed = all(verdict.passed)
-    return Grade(passed, verdict.share, passed if strict == trial else all(run(strict).passed))
+    def released(self, problem: Problem, answer: str) -> Trial:
+        """The program as the paper's released code reads it."""
+        raise NotImplementedError
+
+    def grade(self, problem: Problem, answer: str) -> Grade:
+        """Every test must pass; the score is the share that does. One run if the two readings agree."""
+        trial, released = self.trial(problem, answer), self.released(problem, answer)
+        verdict = run(trial)
+        passed = all(verdict.passed)
+        return Grade(passed, verdict.share, passed if released == trial else all(run(released).passed))

@@ -48,16 +48,16 @@ def program(answer: str, names: Sequence[str], complete: Complete = str) -> str:
     defines it outside of them, or the first block that is Python at all.
     """
     text = _level(answer.replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff"), names)
-    if tree(complete(text)):  # it is all Python, and fences, if any, are in its strings
+    if sound(complete(text)):  # it is all Python, and fences, if any, are in its strings
         return _joined([], text, complete)
     blocks = [_level(block, names) for block in fenced(text, complete)]
     fitting = [block for block in blocks if defines(block, *names)]
     if not fitting:
         match = OPENING.search(text)
         outside = _among_talk(text[: match.start("mark" if match["mark"] else "late")] if match else text, names)
-        useful = outside.strip() and (defines(outside, *names) or outside[0] in " \t")
-        sound = [block for block in blocks if tree(complete(block))]
-        return _joined([], next(iter([*([outside] if useful else []), *sound, *blocks, text])), complete)
+        first = [outside] if _indented(outside) or defines(outside, *names) else []
+        usable = [block for block in [*blocks, outside] if sound(complete(block))]
+        return _joined([], next(iter([*first, *usable, *blocks, text])), complete)
     chosen = next((block for block in fitting if not _stub(block, names)), fitting[0])
     chosen = chosen if tree(chosen) else _among_talk(chosen, names)
     return _joined(_helpers(chosen, blocks, names, complete), chosen, complete)
@@ -68,7 +68,7 @@ def defines(code: str, *names: str) -> bool:
     parsed = tree(code)
     if parsed is None:
         return any(re.search(rf"(?m)^(?:async\s+)?(?:def|class)\s+{re.escape(name)}\b", code) for name in names)
-    return not _bound(parsed).isdisjoint(names)
+    return not _bound(code).isdisjoint(names)
 
 
 @functools.lru_cache(maxsize=256)
@@ -76,6 +76,12 @@ def tree(code: str) -> ast.Module | None:
     """A source as Python reads it; None if it is not Python."""
     parsed = parse(code)
     return parsed if isinstance(parsed, ast.Module) else None
+
+
+def sound(code: str) -> bool:
+    """Whether a source is Python and returns nothing outside of its functions, as a body without its head does."""
+    parsed = tree(code)
+    return parsed is not None and not any(isinstance(node, ast.Return) for node in _outside_scopes(parsed))
 
 
 def parse(code: str) -> ast.Module | int:
@@ -101,14 +107,15 @@ def fenced(text: str, complete: Complete) -> Iterator[str]:
         ends = [(found.start(), found.end()) for found in closing.finditer(text, match.end())][:TRIES]
         ends = ends or [(len(text), len(text))]
         codes = [_shifted(text[match.end() : start], len(match["indent"])) for start, _ in ends]
-        number = next((number for number, code in enumerate(codes) if tree(complete(code))), 0)
+        number = next((number for number, code in enumerate(codes) if sound(complete(code))), 0)
         yield codes[number]
         text = text[ends[number][1] :]  # what follows on the same line may open the next
 
 
 def _shifted(code: str, width: int) -> str:
-    """Without the indentation of its fence."""
-    return re.sub(rf"(?m)^[ \t]{{1,{width}}}", "", code) if width else code
+    """Without the indentation of its fence, if it has it."""
+    indented = width and code.lstrip("\n")[:1].isspace()
+    return re.sub(rf"(?m)^[ \t]{{1,{width}}}", "", code) if indented else code
 
 
 def _level(code: str, names: Sequence[str]) -> str:
@@ -125,9 +132,14 @@ def _among_talk(text: str, names: Sequence[str]) -> str:
     return next((run for run in runs if defines(run, *names)), runs[0] if runs[0].strip() else text)
 
 
+def _indented(code: str) -> bool:
+    """Whether its first line stands to the right."""
+    return next((line for line in code.split("\n") if line.strip()), "")[:1].isspace()
+
+
 def _run(lines: list[str]) -> str:
     """As many of the first lines as are Python, whether or not they are indented."""
-    inner = bool(lines[0][:1].strip() == "" and lines[0].strip())
+    inner = _indented("\n".join(lines))
     for _ in range(TRIES):
         found = parse("\n".join(["if 1:", *lines] if inner else lines))
         if isinstance(found, ast.Module) or not lines:
@@ -142,7 +154,7 @@ def _helpers(chosen: str, blocks: Iterable[str], names: Sequence[str], complete:
     taken: list[str] = []
     while True:
         lacking = _lacking("\n\n".join([*taken, complete(chosen)]), names)
-        found = [each for each in others if each not in taken and (parsed := tree(each)) and _bound(parsed) & lacking]
+        found = [each for each in others if each not in taken and _bound(each) & lacking]
         if not found:
             return [_definitions(each) for each in others if each in taken]
         taken.append(found[0])
@@ -162,10 +174,10 @@ def _definitions(code: str) -> str:
     return ast.unparse(ast.Module(statements, []))
 
 
-def _bound(parsed: ast.Module) -> set[str]:
-    """Names that a module binds; none if it returns something, for then it is the body of a function."""
-    nodes = list(_outside_scopes(parsed))
-    return set() if any(isinstance(node, ast.Return) for node in nodes) else _names(nodes)
+def _bound(code: str) -> set[str]:
+    """Names that a module binds; none if it is the body of a function, whose names are its own."""
+    parsed = tree(code)
+    return _names(_outside_scopes(parsed)) if parsed and sound(code) else set()
 
 
 def _outside_scopes(node: ast.AST) -> Iterator[ast.AST]:
