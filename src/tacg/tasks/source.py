@@ -32,8 +32,8 @@ DEFINING: tuple[type[ast.stmt], ...] = (
     ast.Try,
 )
 DEFINING += (ast.Import, ast.ImportFrom)
-TRIES = 40  # fences that may close a block, places where a program may begin, lines of talk that may follow it
-LONGEST = 50_000  # characters that are looked at as Python
+TRIES = 12  # blocks, fences that may close one, places where a program may begin, lines of talk that may follow it
+LONGEST = 20_000  # characters that are looked at as Python
 
 _quiet = threading.Lock()
 
@@ -50,7 +50,7 @@ def program(answer: str, names: Sequence[str], complete: Complete = str) -> str:
     text = _level(answer.replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff"), names)
     if sound(complete(text)):  # it is all Python, and fences, if any, are in its strings
         return _joined([], text, complete)
-    blocks = [_level(block, names) for block in fenced(text, complete)]
+    blocks = [_level(block, names) for block in itertools.islice(fenced(text, complete), TRIES)]
     fitting = [block for block in blocks if defines(block, *names)]
     if not fitting:
         match = OPENING.search(text)
@@ -104,7 +104,8 @@ def fenced(text: str, complete: Complete) -> Iterator[str]:
         mark = match["mark"] or match["late"]
         anywhere = "" if mark[0] == "`" else r"(?m)^[ \t]*"
         closing = re.compile(rf"{anywhere}{mark}{mark[0]}*(?!\w*py)")
-        ends = [(found.start(), found.end()) for found in closing.finditer(text, match.end())][:TRIES]
+        closes = itertools.islice(closing.finditer(text, match.end()), TRIES)
+        ends = [(found.start(), found.end()) for found in closes]
         ends = ends or [(len(text), len(text))]
         codes = [_shifted(text[match.end() : start], len(match["indent"])) for start, _ in ends]
         number = next((number for number, code in enumerate(codes) if sound(complete(code))), 0)
