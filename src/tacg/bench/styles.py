@@ -171,8 +171,8 @@ STYLES: dict[str, Style] = {
     "fence that the prompt opened": _around("", "\n```\nDone.\n"),
     "fence opened within a line": lambda p: "Here it is: " + block(p.whole),
     "fence closed within a line": _around("```python\n", "```"),
-    "``` in a docstring": lambda p: block(QUOTED + p.whole),
-    "``` in a docstring, no fence": lambda p: QUOTED + p.whole,
+    "fence inside a docstring": lambda p: block(QUOTED + p.whole),
+    "fence inside a docstring, no other": lambda p: QUOTED + p.whole,
     "CRLF": lambda p: block(p.whole).replace("\n", "\r\n"),
     # no fences
     "no fence": lambda p: p.whole,
