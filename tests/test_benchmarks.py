@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from tacg import TacgError
-from tacg.bench.graders import SETS, measure, mutant
+from tacg.bench.graders import CODE, SETS, answers, measure, measure_styles, style_table
 from tacg.bench.number_formats import NO_NUMBER, Format, number_formats
+from tacg.bench.styles import BODIES, MARKED, STYLES
 from tacg.cli.main import app
 from tacg.experiments.evaluate import evaluate, settings_of
 from tacg.llm import LLM
@@ -27,6 +28,7 @@ from tacg.tasks.boxes import last_box
 from tacg.tasks.gsm8k import final_number
 from tacg.tasks.humaneval import completed
 from tacg.tasks.math500 import same_by_algebra, same_words
+from tacg.tasks.mbpp import between_marks
 from tacg.tasks.numbers import whole_number
 from tacg.tasks.released import gsm8k_answer, math_equal
 
@@ -376,7 +378,48 @@ def test_a_mutant_is_wrong(task: Callable[..., Task]) -> None:
     for name in ("humaneval", "mbpp"):
         for problem in task(name).problems():
             assert task(name).grade(problem, problem.answer).correct
-            assert task(name).grade(problem, mutant(problem)).score == 0.0
+            assert task(name).grade(problem, answers(name)["wrong"](problem)).score == 0.0
+
+
+@pytest.mark.parametrize("name", CODE)
+def test_however_a_program_is_written_it_is_right_or_wrong(name: str, tmp_path: Path) -> None:
+    lines = "\n".join(json.dumps(item) for item in SAMPLES[name])
+    raw = gzip.compress(lines.encode()) if name == "humaneval" else lines.encode()
+    (tmp_path / SETS[name][0]).write_bytes(raw)
+    _all_styles_are_graded(list(measure_styles(tmp_path, [name])), len(SAMPLES[name]))
+
+
+def _all_styles_are_graded(rows: list[dict[str, Any]], n: int) -> None:
+    assert len(rows) > len(STYLES) == 40
+    assert {row["n"] for row in rows} == {n}
+    assert {row["style"]: row["unexpected"] for row in rows if row["unexpected"]} == {}
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("Sure\n```python\n    return 2 * x\n```", True),
+        ("return 2 * x\n\nThis doubles x.", True),
+        ("double = x\nreturn double * 2", True),
+        ("```python\nimport math\n```\nthen\n```python\ndef double(x):\n    return math.floor(2 * x)\n```", True),
+        ("```python\ndef double(x):\n    return x\n```\nOr:\n```python\ndef double(x):\n    return 2 * x\n```", False),
+        ("```python\nimport os\nfrom __future__ import annotations\ndef double(x):\n    return 2 * x\n```", False),
+        ("```python\ndef double(x):\n\ts = '\t'\n\treturn x * (1 + len(s))\n```", True),
+        ("\ts = '\t'\n\treturn x * (1 + len(s))", True),
+        (f"```python\nLONG = {'9' * 5000}\ndef double(x):\n    return 2 * x\n```", True),
+        ("@a\n" * 8000, False),
+        ("```\n" * 6000, False),
+    ],
+)
+def test_the_program_is_found(answer: str, right: bool, task: Callable[..., Task]) -> None:
+    humaneval = task("humaneval")
+    assert humaneval.grade(first(humaneval), answer).correct is right
+
+
+def test_what_follows_the_mark_is_not_the_answer() -> None:
+    for answer in ("a\n[DONE]\n\nMore?\n[BEGIN]\nb\n[DONE]", "[BEGIN]\na\n[DONE]\nb", "a [DONE]\nb", "Hm.\n[BEGIN]\na"):
+        assert between_marks(answer).strip() == "a"
+    assert between_marks("print('[DONE]', 1)") == "print('[DONE]', 1)"
 
 
 # --- every item of the public sets -----------------------------------------------------------------------------------
@@ -416,6 +459,23 @@ def test_other_numbers_are_wrong_on_every_item(name: str) -> None:
             assert not any(task.grade(problem, frame.format(wrong)).correct for frame in frames), (problem.id, wrong)
         tried += 1
     assert tried == {"gsm8k": 1319, "math500": 386}[name]
+
+
+@public
+@pytest.mark.parametrize("name", CODE)
+def test_however_a_solution_is_written(name: str) -> None:
+    """Six of each set; `tacg bench graders` tries all."""
+    _all_styles_are_graded(list(measure_styles(PUBLIC, [name], limit=6)), 6)
+
+
+def test_the_documented_table_is_drawn_from_its_rows() -> None:
+    docs = Path(__file__).parents[1] / "docs"
+    rows = [json.loads(line) for line in (docs / "benchmarks.jsonl").read_text(encoding="utf-8").splitlines()]
+    page = (docs / "benchmarks.md").read_text(encoding="utf-8")
+    lines = style_table(rows).lines
+    assert len(lines) == len(STYLES | BODIES | MARKED)
+    for line in lines:
+        assert f"| {' | '.join(line)} |" in page
 
 
 @public

@@ -3,6 +3,8 @@
 gold     the set's own solution
 spelled  its final answer, written as models write them (mathematics only)
 wrong    the final answer plus one; the reference program with what it returns changed
+
+The programs once more in every way in which models write them (`styles.py`), right and wrong, by our reading.
 """
 
 from __future__ import annotations
@@ -11,13 +13,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from tacg.bench.styles import STYLES, program_of, styles_of
 from tacg.errors import TacgError
 from tacg.experiments.evaluate import surroundings
 from tacg.experiments.show import Table
 from tacg.tasks import get_task
+from tacg.tasks.code import Programs
+from tacg.tasks.sandbox import Trial, run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from tacg.experiments.rows import Row
@@ -32,46 +37,52 @@ SETS: dict[str, tuple[str, dict[str, str]]] = {
 }
 CODE = ("humaneval", "mbpp")
 
-# Appended to a reference program: the same function, returning something else of the same kind.
-MUTANT = """
-
-def _other(value):
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, (int, float)):
-        return value + abs(value) + 1
-    if isinstance(value, complex):
-        return value + 1
-    if isinstance(value, str):
-        return value + "x"
-    if isinstance(value, dict):
-        return {**value, "x": "x"}
-    if isinstance(value, tuple):
-        return (*value, "x")
-    return 1 if value is None else [*value, "x"]
-
-def _mutate(name):
-    right = globals()[name]
-    def wrong(*args, **named):
-        globals()[name] = right  # a function that calls itself gets its own values
-        try:
-            return _other(right(*args, **named))
-        finally:
-            globals()[name] = wrong
-    globals()[name] = wrong
-"""
-
 
 def measure(directory: Path, names: Sequence[str] = tuple(SETS), limit: int | None = None) -> Iterator[Row]:
     """A row for each set and kind of answer: how many are called right, by us and by the released code's reading."""
     for name in names:
-        file, knobs = SETS[name]
-        if not (directory / file).is_file():
-            raise TacgError(f"There is no {file} in {directory}; pass the directory of the four sets with --sets.")
-        task = get_task(name, data=str(directory / file), **knobs)
+        task = _task(directory, name)
         problems = list(task.problems(n=limit))
         for kind, write in answers(name).items():
             yield {"bench": "graders", "task": name, "answers": kind, **_rates(task, problems, write, kind != "wrong")}
+
+
+def measure_styles(directory: Path, names: Sequence[str] = CODE, limit: int | None = None) -> Iterator[Row]:
+    """A row for each set of programs and way to write them: how many are called right, and how many wrong ones.
+
+    Answers in which we read the same program are run once: how it is fenced does not change it.
+    """
+    for name in names:
+        task = _task(directory, name)
+        assert isinstance(task, Programs)
+        problems = list(task.problems(n=limit))
+        known: dict[Trial, bool] = {}
+        for style, write in styles_of(name).items():
+            began, passing = time.perf_counter(), dict[bool, list[str]]()
+            for wrong in (False, True):
+                trials = {each.id: task.trial(each, write(program_of(each, wrong=wrong))) for each in problems}
+                _run(known, trials.values())
+                passing[wrong] = [number for number, trial in trials.items() if known[trial]]
+            yield {
+                "bench": "graders", "task": name, "answers": "styles", "style": style, "n": len(problems),
+                "correct": len(passing[False]), "wrong_correct": len(passing[True]),
+                "unexpected": [each.id for each in problems if each.id not in passing[False]] + passing[True],
+                "seconds": time.perf_counter() - began, **surroundings(),
+            }  # fmt: skip
+
+
+def _run(known: dict[Trial, bool], trials: Iterable[Trial]) -> None:
+    """Run what is not known yet."""
+    new = [trial for trial in dict.fromkeys(trials) if trial not in known]
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        known.update(zip(new, pool.map(lambda trial: all(run(trial).passed), new), strict=True))
+
+
+def _task(directory: Path, name: str) -> Task:
+    file, knobs = SETS[name]
+    if not (directory / file).is_file():
+        raise TacgError(f"There is no {file} in {directory}; pass the directory of the four sets with --sets.")
+    return get_task(name, data=str(directory / file), **knobs)
 
 
 def _rates(task: Task, problems: list[Problem], write: Callable[[Problem], str], expected: bool) -> Row:
@@ -95,19 +106,12 @@ def answers(name: str) -> dict[str, Callable[[Problem], str]]:
     """How to write each kind of answer to a problem of this set."""
     gold: dict[str, Callable[[Problem], str]] = {"gold": lambda problem: problem.answer}
     if name in CODE:
-        return gold | {"wrong": mutant}
+        return gold | {"wrong": lambda problem: STYLES["fence with `python`"](program_of(problem, wrong=True))}
     if name == "gsm8k":
         spelled, wrong = _dollars, _one_more
     else:
         spelled, wrong = _said, _plus_one
     return gold | {"spelled": spelled, "wrong": wrong}
-
-
-def mutant(problem: Problem) -> str:
-    """The reference program, returning something else."""
-    functions = problem.data["functions"] if "functions" in problem.data else [problem.data["function"]]
-    calls = "".join(f"_mutate({function!r})\n" for function in functions)
-    return f"{problem.answer.removesuffix('```')}{MUTANT}\n{calls}```"
 
 
 def _dollars(problem: Problem) -> str:
@@ -129,8 +133,21 @@ def _plus_one(problem: Problem) -> str:
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    """One line a row."""
+    """One line for each kind of answer; one for each style, with a column for each set."""
+    plain = [row for row in rows if row["answers"] != "styles"]
     columns = ("set", "answers", "n", "called right", "by the released code", "seconds")
     names = ("task", "answers", "n", "correct", "strict")
-    lines = tuple((*(str(row[name]) for name in names), f"{row['seconds']:.1f}") for row in rows)
-    return [Table("Reference and wrong answers", columns, lines)]
+    lines = tuple((*(str(row[name]) for name in names), f"{row['seconds']:.1f}") for row in plain)
+    return [Table("Reference and wrong answers", columns, lines), style_table(rows)]
+
+
+def style_table(rows: Sequence[Row]) -> Table:
+    """How many right programs of each style are called right, and how many wrong ones."""
+    told = {(row["style"], row["task"]): row for row in rows if row["answers"] == "styles"}
+    lines = []
+    for style in dict.fromkeys(style for style, _ in told):
+        found = [told.get((style, task)) for task in CODE]
+        cells = [f"{row['correct']} / {row['wrong_correct']} of {row['n']}" if row else "" for row in found]
+        lines.append((style, *cells))
+    columns = ("written as", *(f"{task}: right / wrong ones called right" for task in CODE))
+    return Table("Ways to write a program", columns, tuple(lines))

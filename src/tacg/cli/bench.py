@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -114,7 +115,9 @@ def main(
     elif kind == "graders":
         from tacg.bench import graders
 
-        rows = _collect(graders.measure(sets, limit=10 if quick else None), 10, out)
+        limit = 10 if quick else None
+        made = itertools.chain(graders.measure(sets, limit=limit), graders.measure_styles(sets, limit=limit))
+        rows = _collect(made, 97, out)
         present("Do the graders grade?", rows, graders.tables(rows), {}, out, as_json)
 
 

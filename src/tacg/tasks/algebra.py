@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from tacg.tasks.boxes import last_box
-from tacg.tasks.keeper import receive, send
+from tacg.tasks.wire import receive, send
 
 # Decimals are compared to as many places as they can have: 0.333333 is not 1/3.
 PLACES = 30

@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
+from tacg.tasks.wire import receive, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -27,8 +28,6 @@ class Helper:
 
     def hear(self, seconds: float) -> Any:
         """The next thing it says; EOFError if it is gone, TimeoutError if it says nothing for so long."""
-        from tacg.tasks.keeper import receive
-
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], seconds)[0]:
             raise TimeoutError
@@ -36,8 +35,6 @@ class Helper:
 
     def ask(self, question: Any, seconds: float) -> Any:
         """Say something, hear the answer."""
-        from tacg.tasks.keeper import send
-
         assert self.process.stdin is not None
         send(self.process.stdin.fileno(), question)
         return self.hear(seconds)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tacg.tasks.base import Grade, Problem
-from tacg.tasks.code import Programs, defines, judged, program
+from tacg.tasks.base import Problem
+from tacg.tasks.code import Programs
 from tacg.tasks.sandbox import Trial
+from tacg.tasks.source import defines, program, sound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,30 +50,27 @@ class HumanEval(Programs):
         system = SYSTEM if self.protocol == "paper" else ""
         return Problem(item["task_id"], prompt, self.worked(item), data, system)
 
-    def grade(self, problem: Problem, answer: str) -> Grade:
-        """Every assertion must hold; a whole function and a mere body are both understood."""
+    def trial(self, problem: Problem, answer: str) -> Trial:
+        """A whole function and a mere body are both understood."""
         head, function = problem.data["head"], problem.data["function"]
-        ours = _trial(problem.data, completed(head, program(answer, [function]), function))
-        return judged(ours, _trial(problem.data, head + _released(answer)))
+        return _trial(problem.data, program(answer, [function], lambda code: completed(head, code, function)))
+
+    def released(self, problem: Problem, answer: str) -> Trial:
+        """The first block is stripped, so that a body loses its first indentation and fails."""
+        fenced = re.search(r"```(?:python)?\n(.*?)(?:```|$)", answer, re.DOTALL)
+        return _trial(problem.data, problem.data["head"] + (fenced.group(1) if fenced else answer).strip())
 
 
 def completed(head: str, code: str, function: str) -> str:
     """The program: what the head imports and helps with stays, the function is the answer's."""
     if defines(code, function):
-        return head.rstrip(" ") + code.strip()
-    first, *rest = code.strip("\n").expandtabs(4).split("\n")
+        return f"{head.rstrip(' ')}{code.strip()}\n"
+    first, *rest = re.sub(r"(?m)^[ \t]+", lambda space: space.group().expandtabs(4), code.strip("\n")).split("\n")
+    as_it_is = "\n".join([first, *rest])
     if first.startswith(" "):
-        return "\n".join([head + first, *rest])
-    depths = [len(line) - len(line.lstrip()) for line in rest if line.strip()]
-    if depths and min(depths) >= 4 and depths[0] >= (8 if first.rstrip().endswith(":") else 4):
-        return "\n".join([f"{head}    {first}", *rest])  # only the first line lost its place, as in a stripped text
-    return head + indent("\n".join([first, *rest]), "    ")
-
-
-def _released(answer: str) -> str:
-    """The completion that the released code cuts out: stripped, so a body loses its first indentation and fails."""
-    fenced = re.search(r"```(?:python)?\n(.*?)(?:```|$)", answer, re.DOTALL)
-    return (fenced.group(1) if fenced else answer).strip()
+        return head + as_it_is
+    stripped = f"{head}    {as_it_is}"  # only the first line has lost its place
+    return stripped if sound(stripped) else head + indent(as_it_is, "    ")
 
 
 def _trial(data: Any, source: str) -> Trial:

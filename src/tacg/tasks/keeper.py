@@ -3,12 +3,12 @@
     keeper ── server ── warden ─┬─ judge     holds the tests and what they expect; never runs the answer
                                 └─ worker    runs the answer; knows nothing but the answer's own source
 
-The keeper makes namespaces and an empty root, once; the server forks a warden for each job. The worker is forked
-before the judge reads the job, so that no test is in its memory. A test that calls a function of the answer sends the
-arguments over a pipe, and what comes back is plain data (`pack`, `unpack`): there is nothing in the judge's process
+The keeper makes namespaces and an empty root, once (`walls.py`); the server forks a warden for each job. The worker is
+forked before the judge reads the job, so that no test is in its memory. A test that calls a function of the answer
+sends the arguments over a pipe, and what comes back is plain data (`wire.py`): there is nothing in the judge's process
 that an answer could patch, print to or leave. The warden keeps the time and ends whatever is left.
 
-Only the standard library is used, and nothing of this package: this file is run by its path.
+Only the standard library is used, and nothing of this package but the two neighbours: this file is run by its path.
 """
 
 from __future__ import annotations
@@ -16,229 +16,54 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
-import ctypes
 import importlib
 import json
+import linecache
 import os
 import random
-import resource
 import select
 import shutil
 import signal
-import struct
 import sys
 import tempfile
 import time
-from decimal import Decimal
-from fractions import Fraction
+import types
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+if not __package__:  # our neighbours are found, but the package's own start, which would bring torch, is not run
+    for place in (Path(__file__).parent.parent, Path(__file__).parent):
+        package = types.ModuleType("tacg.tasks" if place.name == "tasks" else "tacg")
+        package.__path__ = [str(place)]
+        sys.modules[package.__name__] = package
+
+from tacg.tasks.walls import (
+    MS_NODEV,
+    MS_NOSUID,
+    NEWIPC,
+    NEWNS,
+    NEWPID,
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    ROOM,
+    build_root,
+    call,
+    child,
+    drop,
+    enter_namespaces,
+    keep_only,
+    mount,
+    rehearse,
+    spare_user,
+)
+from tacg.tasks.wire import pack, receive, send, unpack
 
 # What answers import often: loaded once, shared by every fork.
 COMMON = "re string itertools functools collections heapq bisect operator statistics copy datetime typing"
 COMMON += " hashlib cmath array dataclasses enum abc queue textwrap unicodedata calendar types numbers"
 
-NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
-
-BOX = "/proc"  # where the new root is put together: every Linux has the directory, and nothing we need is in it
-LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/nix/store")
-ROOM = "/tmp"  # the only place an answer may write to
+ANSWER = "answer"  # the answer's module; not "__main__": its own tests are not run
 NO_MORE = 3  # exit status of a judge that found no job
-UID_CEILING = 1 << 30  # users below it that nobody has: processes are counted by user, so a keeper takes two of its own
-
-
-# --- isolation -------------------------------------------------------------------------------------------------------
-
-
-def call(name: str, *args: Any) -> None:
-    """A call of the C library that must succeed."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*args) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")
-
-
-def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    """mount(2)."""
-    call("mount", source.encode(), target.encode(), kind.encode() if kind else None, flags, options.encode() or None)
-
-
-def enter_namespaces() -> None:
-    """Leave the network, the mounts, the shared memory and the processes of this machine behind."""
-    user = os.geteuid()
-    group = os.getegid()
-    flags = NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET
-    call("unshare", flags if user == 0 else flags | NEWUSER)
-    if user != 0:  # inside we keep our own number, but may mount
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
-                file.write(text)
-
-
-def build_root() -> None:
-    """An empty root with Python's library, the system's libraries and /dev/null, all read-only; then make it ours.
-
-    A change of root, unlike a pivot, also keeps what runs inside from making user namespaces of its own.
-    """
-    mount("none", "/", None, MS_REC | MS_PRIVATE)
-    mount("room", BOX, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=755")
-    os.makedirs(BOX + ROOM)
-    os.mkdir(BOX + "/dev")
-    open(BOX + "/dev/null", "w").close()
-    mount("/dev/null", BOX + "/dev/null", None, MS_BIND)
-    for path in sorted({*LIBRARIES, *(each for each in sys.path if os.path.isdir(each))}):
-        inside = BOX + path
-        if path in LIBRARIES and os.path.islink(path):
-            os.makedirs(os.path.dirname(inside), exist_ok=True)
-            os.symlink(os.readlink(path), inside)
-        elif os.path.isdir(path) and not os.path.isdir(inside):
-            os.makedirs(inside)
-            mount(path, inside, None, MS_BIND | MS_REC)
-            held = os.statvfs(path).f_flag & (MS_NOSUID | MS_NODEV | 8 | 1024 | 2048)  # an inherited mount keeps these
-            mount("none", inside, None, MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | held)
-    mount("none", BOX, None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV, "size=1m,mode=755")
-    os.chroot(BOX)
-    os.chdir("/")
-
-
-def spare_user() -> int:
-    """Of two users that nobody is, the first: near the top of those that there are, which in a container may be few."""
-    if os.geteuid() != 0:
-        return os.geteuid()
-    table = Path("/proc/self/uid_map")
-    ranges = [line.split() for line in table.read_text(encoding="ascii").splitlines()] if table.exists() else []
-    top = max((int(first) + int(count) for first, _, count in ranges), default=1 << 16)
-    if top < 1 << 15:
-        raise OSError("root is alone here, there is no other user to become")
-    return min(top, UID_CEILING) - 2 - 2 * (os.getpid() % (1 << 12))
-
-
-def rehearse(limits: dict[str, int], user: int) -> None:
-    """Raise if rights cannot be dropped: found out now, it is not mistaken for an answer that fails."""
-    if (process := os.fork()) == 0:
-        child(lambda: drop(limits, user))
-    if os.waitpid(process, 0)[1] != 0:
-        raise OSError("rights cannot be dropped")
-
-
-def drop(limits: dict[str, int], user: int) -> None:
-    """Become nobody, for good, within limits."""
-    sizes = [(resource.RLIMIT_CPU, limits["cpu"]), (resource.RLIMIT_FSIZE, limits["file"])]
-    sizes += [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 64)]
-    sizes += [(resource.RLIMIT_NPROC, limits["processes"]), (resource.RLIMIT_AS, limits["memory"])]
-    if os.geteuid() == 0:
-        os.setgroups([])
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
-    if sys.platform == "linux":
-        call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        call("capset", struct.pack("II", 0x20080522, 0), bytes(24))  # no capability, not even in our own namespaces
-        call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # no other process of this user may look into this one
-    for kind, size in sizes:
-        try:
-            resource.setrlimit(kind, (size, size))
-        except ValueError:
-            if sys.platform == "linux":  # others lack some: macOS has no limit on memory
-                raise
-
-
-def keep_only(*kept: int) -> None:
-    """Close every descriptor but these; input and output become the null device."""
-    null = os.open(os.devnull, os.O_RDWR)
-    for each in range(3):
-        if each not in kept:
-            os.dup2(null, each)
-    inherited = sorted({2, *kept})
-    for low, high in zip(inherited, [*inherited[1:], 4096], strict=True):
-        os.closerange(max(low + 1, 3), high)
-
-
-# --- plain data over pipes -------------------------------------------------------------------------------------------
-
-PLAIN = (bool, int, float, str)
-TEXTS: dict[str, Any] = {"complex": complex, "Decimal": Decimal, "Fraction": Fraction}
-ITEMS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "iterator": iter}
-
-
-class Foreign:
-    """In the judge: something of the answer's that is not plain data. It is true or false, and can be passed back."""
-
-    def __init__(self, number: int, truth: bool) -> None:
-        self.number, self.truth = number, truth
-
-    def __bool__(self) -> bool:
-        return self.truth
-
-
-def pack(value: Any, objects: list[Any] | None = None) -> Any:
-    """A value as JSON can hold it. What is not plain data goes into `objects`, and its place there is sent."""
-    if value is None or type(value) in PLAIN:
-        return value
-    for plain in PLAIN:
-        if isinstance(value, plain):
-            return plain(value)
-    if isinstance(value, Foreign):
-        return {"foreign": value.number, "truth": value.truth}
-    if isinstance(value, bytes | bytearray):
-        return {"bytes": value.hex()}
-    if isinstance(value, dict):
-        return {"dict": [[pack(key, objects), pack(each, objects)] for key, each in value.items()]}
-    for name, kind in TEXTS.items():
-        if isinstance(value, kind):
-            return {name: str(value)}
-    for name in ("list", "tuple", "set", "frozenset"):
-        if isinstance(value, ITEMS[name]):
-            return {name: [pack(each, objects) for each in value]}
-    if objects is None:
-        raise TypeError(f"a test passes {type(value).__name__}, which is not plain data")
-    if hasattr(type(value), "__iter__"):  # a generator, a view, a range: its items are what can be compared
-        return {"iterator": [pack(each, objects) for each in value]}
-    objects.append(value)
-    return {"foreign": len(objects) - 1, "truth": bool(value)}
-
-
-def unpack(data: Any, objects: list[Any] | None = None) -> Any:
-    """The value that `pack` sent. Unknown shapes raise; nothing is ever run."""
-    if not isinstance(data, dict):
-        return data
-    name = next(iter(data))
-    if name == "foreign":
-        return Foreign(int(data[name]), bool(data["truth"])) if objects is None else objects[data[name]]
-    if name == "bytes":
-        return bytes.fromhex(data[name])
-    if name == "dict":
-        return {unpack(key, objects): unpack(value, objects) for key, value in data[name]}
-    if name in TEXTS:
-        return TEXTS[name](data[name])
-    return ITEMS[name]([unpack(each, objects) for each in data[name]])
-
-
-def send(descriptor: int, document: Any) -> None:
-    """Write a document with its length in front."""
-    body = json.dumps(document).encode()
-    body = struct.pack("!Q", len(body)) + body
-    while body:
-        body = body[os.write(descriptor, body) :]
-
-
-def receive(descriptor: int, most: int = 1 << 30) -> Any:
-    """Read what `send` wrote; EOFError if the other side is gone or says more than `most` bytes."""
-    (length,) = struct.unpack("!Q", _exactly(descriptor, 8))
-    if length > most:
-        raise EOFError(f"more than {most} bytes")
-    return json.loads(_exactly(descriptor, length))
-
-
-def _exactly(descriptor: int, count: int) -> bytes:
-    parts = bytearray()
-    while len(parts) < count:
-        part = os.read(descriptor, min(count - len(parts), 1 << 20))
-        if not part:
-            raise EOFError("the other side is gone")
-        parts += part
-    return bytes(parts)
 
 
 # --- the worker: runs the answer -------------------------------------------------------------------------------------
@@ -246,10 +71,12 @@ def _exactly(descriptor: int, count: int) -> bytes:
 
 def work(inbox: int, outbox: int) -> None:
     """Run the answer's source, then call its functions as asked, for as long as somebody asks."""
-    space: dict[str, Any] = {"__name__": "answer"}
-    objects: list[Any] = []
+    module = types.ModuleType(ANSWER)
+    sys.modules[ANSWER] = module  # dataclasses, pickle and type hints look there for the module of a class
+    space, objects = module.__dict__, list[Any]()
     source = receive(inbox)
-    _reply(outbox, lambda: exec(compile(source, "answer", "exec"), space), objects)
+    linecache.cache[ANSWER] = (len(source), None, source.splitlines(keepends=True), ANSWER)
+    _reply(outbox, lambda: exec(compile(source, ANSWER, "exec"), space), objects)
     while True:
         asked = receive(inbox)
         args, named = (unpack(asked[part], objects) for part in ("args", "named"))
@@ -271,8 +98,16 @@ def _reply(outbox: int, action: Any, objects: list[Any]) -> None:
     try:
         told = {"value": pack(action(), objects)}
     except BaseException as error:  # an answer may raise anything, SystemExit and KeyboardInterrupt too
-        told = {"error": type(error).__name__, "text": str(error)[:200]}
+        told = {"error": [kind.__name__ for kind in type(error).__mro__], "text": _text(error)}
     send(outbox, told)
+
+
+def _text(error: BaseException) -> str:
+    """What an error says, in short; an error of an answer's, or one about a huge number, may fail to say it."""
+    try:
+        return str(error)[:200]
+    except BaseException:
+        return ""
 
 
 # --- the judge: runs the tests ---------------------------------------------------------------------------------------
@@ -294,13 +129,19 @@ class Answer:
 
 
 def understand(reply: Any) -> Any:
-    """The value of a reply, or the error that it tells of: a built-in one if it is, so that a test may expect it."""
+    """The value of a reply, or the error that it tells of: the built-in one, so that a test may expect it."""
     if "error" not in reply:
         return unpack(reply["value"])
-    kind: Any = getattr(builtins, str(reply["error"]), None)
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
-        kind = RuntimeError
-    raise kind(f"the answer raises {reply['error']}: {reply['text']}")
+    raise _error(reply["error"], f"the answer raises {reply['error'][0]}: {reply['text']}")
+
+
+def _error(kinds: list[str], text: str) -> Exception:
+    for name in kinds:
+        kind = getattr(builtins, str(name), None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            with contextlib.suppress(TypeError):  # a few want more than a text; what they derive from does not
+                return kind(text)
+    return RuntimeError(text)
 
 
 def judge(job: dict[str, Any], inbox: int, outbox: int, most: int) -> dict[str, Any]:
@@ -332,7 +173,7 @@ def judge(job: dict[str, Any], inbox: int, outbox: int, most: int) -> dict[str, 
 
 
 def _why(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:300]
+    return f"{type(error).__name__}: {_text(error)}"[:300]
 
 
 def _names(sources: list[str]) -> set[str]:
@@ -376,7 +217,7 @@ def warden(limits: dict[str, int], isolated: bool, user: int) -> int:
 def fresh_room(limits: dict[str, int], isolated: bool, user: int) -> str:
     """An empty directory that is gone with its job."""
     if isolated:
-        call("unshare", NEWNS)
+        call("unshare", NEWNS | NEWIPC)
         owner = f"uid={user},gid={user}," if os.geteuid() == 0 else ""
         options = f"{owner}size={limits['file']},nr_inodes=1000,mode=700"
         mount("room", ROOM, "tmpfs", MS_NOSUID | MS_NODEV, options)
@@ -385,14 +226,6 @@ def fresh_room(limits: dict[str, int], isolated: bool, user: int) -> str:
     if os.geteuid() == 0:
         os.chown(room, user, user)
     return room
-
-
-def child(action: Any) -> NoReturn:
-    """The rest of a forked process: whatever happens, it ends here."""
-    code = 1
-    with contextlib.suppress(BaseException):
-        code = action() or 0
-    os._exit(code)
 
 
 def worker_side(limits: dict[str, int], user: int, room: str, inbox: int, outbox: int) -> None:
@@ -413,7 +246,7 @@ def judge_side(limits: dict[str, int], user: int, gate: int, inbox: int, outbox:
     except EOFError:
         return NO_MORE
     keep_only(inbox, outbox, verdict)
-    drop({**limits, "cpu": limits["wall"]}, user)
+    drop(limits, user)  # the same seconds as the answer: a huge value may keep us busy, but not for long
     random.seed(0)  # some tests draw their inputs: every answer gets the same ones
     send(verdict, judge(job, inbox, outbox, limits["output"]))
     return 0
@@ -472,9 +305,10 @@ def main() -> int:
     limits, isolated = json.loads(sys.argv[1]), sys.argv[2] == "namespaces"
     for name in COMMON.split():
         importlib.import_module(name)
+    sys.set_int_max_str_digits(0)  # a number may be as long as time and memory allow, printed or not
     try:
         user = spare_user()
-        rehearse(limits, user)
+        rehearse(limits, user, isolated)
         if isolated:
             enter_namespaces()
             build_root()

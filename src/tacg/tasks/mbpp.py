@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.knobs import knob
 from tacg.shapes import COUNT
-from tacg.tasks.base import Grade, Problem
-from tacg.tasks.code import Programs, judged, program
+from tacg.tasks.base import Problem
+from tacg.tasks.code import Programs
 from tacg.tasks.files import Item, download
 from tacg.tasks.sandbox import Trial
+from tacg.tasks.source import program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,13 +67,20 @@ class MBPP(Programs):
         }
         return Problem(str(item["task_id"]), prompt, self.worked(item), data)
 
-    def grade(self, problem: Problem, answer: str) -> Grade:
-        """Every assertion must hold; the score is the share that does."""
-        tests, functions = problem.data["tests"], problem.data["functions"]
-        cut = answer.split("[BEGIN]")[-1].split("[DONE]")[0]
-        ours = Trial(
-            program(cut, functions).strip("\n"), tests, problem.data["imports"], functions, problem.data["modules"]
-        )
+    def trial(self, problem: Problem, answer: str) -> Trial:
+        """The tests may use what they import, and Python's modules without an import."""
+        functions = problem.data["functions"]
+        source = program(between_marks(answer), functions).strip("\n")
+        return Trial(source, problem.data["tests"], problem.data["imports"], functions, problem.data["modules"])
+
+    def released(self, problem: Problem, answer: str) -> Trial:
+        """Only a fence that names its language and is closed is seen; the tests' own imports are left out."""
         fenced = re.search(r"```python(.*?)```", answer, re.DOTALL)
-        released = fenced.group(1) if fenced else answer
-        return judged(ours, Trial(released.strip("\n"), tests, "", functions, modules=False))
+        source = (fenced.group(1) if fenced else answer).strip("\n")
+        return Trial(source, problem.data["tests"], "", problem.data["functions"], modules=False)
+
+
+def between_marks(answer: str) -> str:
+    """What is between the prompt's marks, each at an end of its line; behind [DONE] is what a model asks itself."""
+    until = re.split(r"(?m)^[ \t]*\[DONE\]|\[DONE\][ \t]*$", answer.replace("\r\n", "\n"))[0]
+    return re.split(r"(?m)^[ \t]*\[BEGIN\]|\[BEGIN\][ \t]*$", until)[-1]

@@ -2,12 +2,13 @@
 
 What isolation there is depends on the machine (`level`):
 
-namespaces  Linux with namespaces, as root or as a user who may make them. The answer runs as nobody, in a root of its
-            own that holds Python's library and nothing else, without network, environment, descriptors, or sight of
-            any other process; limits on processor time, memory, files, processes and the whole duration; when its time
-            is up, everything it started ends with it.
+namespaces  Linux with namespaces and a filter of system calls, as root or as a user who may make them. The answer runs
+            as nobody, in a root of its own that holds Python's standard library and nothing else, without network,
+            environment, descriptors, or sight of any other process; limits on processor time, memory, files, processes
+            and the whole duration; when its time is up, everything it started ends with it, and what could outlive it
+            (keys, shared memory, queues) is denied (`walls.py`).
 process     Elsewhere: a process of its own with the same limits and no environment or descriptors. It can read what
-            its user can read and reach the network; as root it becomes nobody first.
+            its user can read and, but for Linux's filter, reach the network; as root it becomes nobody first.
 none        No POSIX: nothing is run.
 
 Model-written code is run with `namespaces` or not at all, unless the owner of the machine says otherwise,
@@ -45,6 +46,8 @@ PATIENCE = 30  # seconds a keeper may take beyond a job's time before we give it
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What an answer may use: seconds of processor and clock, bytes of memory (a process), of files, of a reply.
+
+    The tests' process has the same, so that no value keeps it busy for longer.
 
     The processor's seconds are the limit that counts, so that a busy machine judges like an idle one; the clock's are
     for those who sleep. The slowest reference of the public sets takes 2.5 of them.
