@@ -60,7 +60,9 @@ def test_what_support_cannot_decide_is_not_measured() -> None:
     for everywhere in (True, False):
         state = GateState()
         commit_step(sure(before), mask, ~mask, state, GateConfig(tau_floor=1.0), everywhere=everywhere)
-        told[everywhere] = commit_step(sure([p + 0.02 for p in before]), mask, ~mask, state, config, everywhere=everywhere)
+        told[everywhere] = commit_step(
+            sure([p + 0.02 for p in before]), mask, ~mask, state, config, everywhere=everywhere
+        )
     assert torch.equal(told[True].commit, told[False].commit)
     assert int((told[True].support > 0).sum()) == 10
     assert int((told[False].support > 0).sum()) == 2

@@ -37,7 +37,9 @@ class Tokenizer:
         self._backend = _backend(directory, self.config)
         template = directory / "chat_template.jinja"
         self.chat_template: str | None = (
-            files.read_text(template, "chat template") if is_file(template) else _plain(self.config.get("chat_template"))
+            files.read_text(template, "chat template")
+            if is_file(template)
+            else _plain(self.config.get("chat_template"))
         )
 
     @functools.cached_property

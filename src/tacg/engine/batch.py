@@ -163,9 +163,7 @@ class Batch:
         have = self.canvas[:, :-1]
         canvas[: len(have), prompt - self.prompt : prompt - self.prompt + have.shape[1]] = have
         self.canvas = canvas
-        self.boards = Boards(
-            **resized(self.boards._asdict(), Boards.blank(rows, length, most, self.device)._asdict())
-        )
+        self.boards = Boards(**resized(self.boards._asdict(), Boards.blank(rows, length, most, self.device)._asdict()))
         if self.branches is not None:
             empty = no_branches(rows, self.needs.branches, length, self.device)
             self.branches = Branches(*resized(_fields(self.branches), _fields(empty)).values())

@@ -29,7 +29,9 @@ class Confidence(Policy):
 
     threshold: float = knob(0.9, "confidence to commit", symbol="τ", low=0, high=1, per_row=True)
     strict: bool = knob(False, "commit above the threshold only, not at it")
-    factor: float | None = knob(None, "replaces the threshold by Fast-dLLM's factor rule", symbol="f", low=0, per_row=True)
+    factor: float | None = knob(
+        None, "replaces the threshold by Fast-dLLM's factor rule", symbol="f", low=0, per_row=True
+    )
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """Threshold, or factor when it is set."""

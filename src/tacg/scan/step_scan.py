@@ -85,7 +85,13 @@ class StepScan:
         places: Tensor | None = None, slots: Tensor | None = None, exact: bool = True, rows: Tensor | None = None,
         proposal: Tensor | None = None, hidden: Hidden | None = None, backend: str = "auto",
     ) -> None:  # fmt: skip
-        self.logits, self.needs, self.memory, self.observed, self.exact = logits.detach(), needs, memory, observed, exact
+        self.logits, self.needs, self.memory, self.observed, self.exact = (
+            logits.detach(),
+            needs,
+            memory,
+            observed,
+            exact,
+        )
         self.places, self.rows = places, rows
         self.slots = slots if slots is not None else self._everywhere() if places is None else places
         self.first_board = observed & ~seen
