@@ -227,6 +227,8 @@ class Chat:
             raise TacgError(f"/save cannot find {name!r}: {error}.") from None
         if path.exists() and path not in self.saved:
             raise TacgError(f"{str(path)!r} exists already; choose another name.")
+        if not path.parent.is_dir():  # more likely a slip of the pen than a wish
+            raise TacgError(f"{str(path)!r} cannot be written: there is no directory {str(path.parent)!r}.")
         text = json.dumps(self.document(), indent=2) if path.suffix == ".json" else markdown(self.messages)
         write_file(path, text + "\n")
         self.saved.add(path)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Row = dict[str, Any]
+PAUSE = 0.2  # seconds: long enough for another process to end its line
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
@@ -89,7 +90,7 @@ class Ledger:
     def _read(self, path: Path) -> None:
         content = read_bytes(path, "file of rows")
         if not content.endswith(b"\n"):
-            time.sleep(0.2)  # somebody may be writing it
+            time.sleep(PAUSE)  # somebody may be writing it
             content = read_bytes(path, "file of rows")
         rows, end = parse_rows(content, path)
         if content and not rows:
