@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import tacg
-from tacg.engine.events import Finished
 from tacg.engine.batch import Batch
+from tacg.engine.events import Finished
 from tacg.engine.loop import Engine
 from tacg.engine.request import Request, resolve
 

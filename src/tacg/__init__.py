@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tacg.llm import LLM, load
     from tacg.own_loop import GateState, commit_step
     from tacg.policies import Policy, State, get_policy, policy_names, register
-    from tacg.types import Commit, EmaContrast, Decision, Needs, Output, Signals
+    from tacg.types import Commit, Decision, EmaContrast, Needs, Output, Signals
 
 _HOME = {
     "tacg.engine.events": ("Finished", "Proposal", "Started", "Step"),
@@ -43,9 +43,9 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = [
     "LLM",
     "Commit",
-    "EmaContrast",
     "Decision",
     "Decode",
+    "EmaContrast",
     "Engine",
     "Finished",
     "GateConfig",

@@ -72,8 +72,8 @@ class GateConfig(Knobs):
 class GateStep:
     """What the gate decided, all [R, L]. Outside the mask: token -1, streak 1, rest 0.
 
-    commit, base, extra (bool), `commit` = `base` | `extra`; tokens, streak (int64); confidence, support, readiness (float). Support is measured
-    where it can decide something, and everywhere if that was asked for; elsewhere it is 0.
+    commit, base, extra (bool), `commit` = `base` | `extra`; tokens, streak (int64); confidence, support, readiness
+    (float). Support is measured where it can decide something, and everywhere if that was asked for; elsewhere it is 0.
     """
 
     base: Tensor

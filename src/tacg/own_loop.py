@@ -61,7 +61,7 @@ def commit_step(
     if not callable(base_gate):
         _check_base(base_gate, mask)
     if state.trajectories is None:
-        state.shape, state.trajectories = tuple(logits.shape), Trajectories(*mask.shape, logits.device)
+        state.shape, state.trajectories = tuple(logits.shape), Trajectories(len(mask), mask.shape[1], logits.device)
         state.tokens = state.streak = torch.zeros_like(mask, dtype=torch.int64)
     assert state.tokens is not None
     assert state.streak is not None

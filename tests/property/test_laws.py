@@ -15,8 +15,8 @@ from tacg.engine.events import Finished
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
 from tacg.gate import temporal_support
-from tacg.lazy import most_support
 from tacg.knobs import Knob, Knobs
+from tacg.lazy import most_support
 from tacg.policies import get_policy, policy_names
 from tacg.scan import Trajectories
 from tacg.types import EmaContrast, Needs, Signals

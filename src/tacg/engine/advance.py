@@ -53,7 +53,10 @@ class Boards(NamedTuple):
         one = torch.ones(rows, dtype=torch.int64, device=device)
         grid = torch.zeros(rows, length, dtype=torch.int64, device=device)
         temperature = torch.zeros(rows, device=device)
-        return cls(*flags, grid, *tables, numbers[0], numbers[1], one, numbers[2], numbers[3], temperature)
+        return cls(
+            flags[0], flags[1], grid, tables[0], tables[1], numbers[0], numbers[1], one, numbers[2], numbers[3],
+            temperature,
+        )  # fmt: skip
 
     @classmethod
     def of(

@@ -11,7 +11,7 @@ the positions that count are computed, on a device all positions of the window.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -25,7 +25,6 @@ from tacg.types import REASONS, Branches, Commit, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
-    from typing import Any
 
     from torch import Tensor
 
@@ -306,7 +305,7 @@ class Batch:
 
     def _scan(self, logits: Tensor, hidden: Hidden | None, view: StepView) -> tuple[StepScan, dict[str, Any]]:
         """Read the logits; with what is random in this step, as far as anybody needs it."""
-        boards, more = self.boards, {}
+        boards, more = self.boards, dict[str, Any]()
 
         def at_places(board: Tensor) -> Tensor:
             flat = board.flatten(0, 1)
@@ -406,11 +405,11 @@ def _folded(signals: Signals, copies: int) -> Signals:
     """Boards [S * K, L] as [S, K, L]."""
 
     def fold(board: Tensor) -> Tensor:
-        return board.unflatten(0, (-1, copies))
+        return board.view(-1, copies, *board.shape[1:])
 
     boards = ("observed", "eligible", "first", "token", "confidence", "step", "steps", "masked")
-    measured = {name: fold(board) for name, board in signals.measured.items()}
-    return replace(signals, measured=measured, **{name: fold(getattr(signals, name)) for name in boards})
+    folded: dict[str, Any] = {name: fold(getattr(signals, name)) for name in boards}
+    return replace(signals, measured={name: fold(board) for name, board in signals.measured.items()}, **folded)
 
 
 def no_branches(rows: int, copies: int, length: int, device: torch.device) -> Branches:

@@ -10,8 +10,8 @@ from tacg.cache import MODES, resolve_mode
 from tacg.errors import TacgError, unknown
 from tacg.knobs import Knobs, knob
 from tacg.policies import Policy, find_preset, get_policy
-from tacg.scan.step_scan import BACKENDS
 from tacg.scan.memory import KINDS
+from tacg.scan.step_scan import BACKENDS
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence

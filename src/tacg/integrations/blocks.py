@@ -10,7 +10,7 @@ import hashlib
 import logging
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -92,7 +92,9 @@ class Blocks:
         observed[seats] = masked[rows]
         line = seats.new_zeros(len(observed)).index_copy_(0, seats, rows)
         scan = self._scan(trajectories, logits, observed, line)
-        drawn = {"measured": {"noise": self._drawn(NOISE).squeeze(2)}} if "noise" in self.policy.needs else {}
+        drawn: dict[str, Any] = (
+            {"measured": {"noise": self._drawn(NOISE).squeeze(2)}} if "noise" in self.policy.needs else {}
+        )
         signals = scan.to_signals(observed, step=self.steps, steps=self.budget, masked=observed, **drawn)
         sound, before = signals.eligible, trajectories.state
         decision = trajectories.decide(self.policy, signals)

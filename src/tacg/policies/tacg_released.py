@@ -16,7 +16,7 @@ from tacg.errors import TacgError
 from tacg.gate import persistence
 from tacg.knobs import knob
 from tacg.policies.base import State, Wrapper
-from tacg.types import EmaContrast, Decision, Needs, top
+from tacg.types import Decision, EmaContrast, Needs, top
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ from tacg.gate import persistence
 from tacg.knobs import knob
 from tacg.policies.base import State, Wrapper
 from tacg.policies.tacg_released import Released, refuse_without_threshold
-from tacg.types import EmaContrast, Decision, Needs, top
+from tacg.types import Decision, EmaContrast, Needs, top
 
 if TYPE_CHECKING:
     from torch import Tensor

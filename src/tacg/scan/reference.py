@@ -1,7 +1,7 @@
 """The readable scan: logits -> one scalar per position and signal. The oracle that faster scans must equal.
 
-A scan has three parts, each a function of plain tensors; `StepScan` calls them in this order: `read` measures the posterior, `contrast` holds it against the reference where somebody asks, `follow` moves the
-reference on by one step.
+A scan has three parts, each a function of plain tensors; `StepScan` calls them in this order: `read` measures the
+posterior, `contrast` holds it against the reference where somebody asks, `follow` moves the reference on by one step.
 """
 
 from __future__ import annotations

@@ -123,7 +123,8 @@ class StepScan:
     def to_signals(self, eligible: Tensor, *, eager: bool = False, **more: Any) -> Signals:
         """What was found, as boards [R, L]; `more` are further fields of `Signals`.
 
-        In a row that has unusable logits nothing is eligible. The contrast is measured where a policy asks; `eager`: everywhere.
+        In a row that has unusable logits nothing is eligible. The contrast is measured where a policy asks; `eager`:
+        everywhere.
         """
         names = [name for name in self.found if name not in ("token", "peak")]
         boards = self.spread(torch.stack([self.found[name] for name in names]))

@@ -39,7 +39,7 @@ def scan_kernel(  # type: ignore[no-untyped-def]
     token_out, scalars_out, count, size, w, beta,
     proposed: tl.constexpr, contrast: tl.constexpr, divergence: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """One position. `scalars_out` float32 [8, count]: peak, confidence, margin, gap, entropy, kl, reference, readout."""
+    """One position. `scalars_out` float32 [8, count]: peak, confidence, margin, gap, entropy, kl, reference, readout"""
     row = tl.program_id(0).to(tl.int64)
     read = tl.load(wanted + row) != 0
     size = tl.where(read, size, 0)  # what nobody reads costs nothing, and is neutral
@@ -132,7 +132,7 @@ def scan_kernel(  # type: ignore[no-untyped-def]
 def scan(
     logits: Tensor, slots: Tensor, first: Tensor, wanted: Tensor, proposal: Tensor | None, needs: Needs, memory: Memory
 ) -> dict[str, Tensor]:
-    """token, peak, confidence and everything else that `needs` names, [P] each; the history of what is wanted moves on."""
+    """token, peak, confidence and all else that `needs` names, [P] each; the history of what is wanted moves on."""
     count, size = logits.shape
     contrast = needs.contrast
     reference = memory.store("reference", logits) if contrast is not None else logits

@@ -12,8 +12,8 @@ from unittest import mock
 
 import torch
 
-from tacg.scan.reference import contrast as contrasted, lowest
-from tacg.scan.reference import follow, read, lowest
+from tacg.scan.reference import contrast as contrasted
+from tacg.scan.reference import follow, lowest, read
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,8 +47,8 @@ def emulated_scan(launch: Launch) -> Iterator[None]:
 
 
 def scan_kernel(
-    *, logits: Tensor, slots: Tensor, first: Tensor, wanted: Tensor, proposal: Tensor, reference: Tensor, previous: Tensor,
-    token_out: Tensor, scalars_out: Tensor, w: float, beta: float, proposed: bool, contrast: bool, divergence: bool,
+    *, logits: Tensor, slots: Tensor, first: Tensor, wanted: Tensor, proposal: Tensor, reference: Tensor,
+    previous: Tensor, token_out: Tensor, scalars_out: Tensor, w: float, beta: float, proposed: bool, contrast: bool, divergence: bool,
     **_: Any,
 ) -> None:  # fmt: skip
     """What the kernel of this name leaves in `token_out`, `scalars_out` and the history (see `tacg.scan.triton`)."""
