@@ -64,8 +64,8 @@ from triton.compiler import ASTSource
 from tacg.scan.triton import TILE, WARPS, scan_kernel
 
 def usage(arch, logits, kept):
-    pointers = {"logits": logits, "slots": "i64", "first": "i8", "wanted": "i8", "proposal": "i64",
-                "reference": kept, "gauge": "fp32", "previous": kept, "norm": "fp32", "token_out": "i64", "scalars_out": "fp32"}
+    pointers = {"logits": logits, "slots": "i64", "first": "i8", "wanted": "i8", "proposal": "i64", "gauge": "fp32",
+                "reference": kept, "previous": kept, "norm": "fp32", "token_out": "i64", "scalars_out": "fp32"}
     signature = {name: "*" + pointers[name] if name in pointers else "fp32" if name in ("w", "beta") else "i32"
                  for name in scan_kernel.arg_names}
     fixed = {"proposed": False, "contrast": True, "divergence": True, "tile": TILE}

@@ -113,11 +113,13 @@ def main(
         rows = _collect(fleet.measure(model, 8 if quick else requests), 4, out)
         present("A fleet on Ray", rows, fleet.tables(rows), {}, out, as_json)
     elif kind == "graders":
-        from tacg.bench import graders
+        from tacg.bench import graders, number_formats
 
         limit = 10 if quick else None
-        made = itertools.chain(graders.measure(sets, limit=limit), graders.measure_styles(sets, limit=limit))
-        rows = _collect(made, 97, out)
+        made = itertools.chain(
+            graders.measure(sets, limit=limit), number_formats.measure(), graders.measure_styles(sets, limit=limit)
+        )
+        rows = _collect(made, 101, out)
         present("Do the graders grade?", rows, graders.tables(rows), {}, out, as_json)
 
 

@@ -48,8 +48,8 @@ def emulated_scan(launch: Launch) -> Iterator[None]:
 
 def scan_kernel(
     *, logits: Tensor, slots: Tensor, first: Tensor, wanted: Tensor, proposal: Tensor, reference: Tensor,
-    previous: Tensor, token_out: Tensor, scalars_out: Tensor, w: float, beta: float, proposed: bool, contrast: bool, divergence: bool,
-    **_: Any,
+    previous: Tensor, token_out: Tensor, scalars_out: Tensor, w: float, beta: float, proposed: bool, contrast: bool,
+    divergence: bool, **_: Any,
 ) -> None:  # fmt: skip
     """What the kernel of this name leaves in `token_out`, `scalars_out` and the history (see `tacg.scan.triton`)."""
     begins = first.bool()
