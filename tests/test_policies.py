@@ -232,9 +232,7 @@ def test_saber_commits_above_its_average_and_takes_back_what_fell() -> None:
     first, state = policy.decide(replace(given, masked=masked), policy.start(1, 4, torch.device("cpu")))
     assert first.base[0].tolist() == [True, False, False, False], "the average is 1 at first, so the surest alone"
     left = masked & ~first.base
-    later = replace(
-        signals([0.4, 0.95, 0.93, 0.2]), masked=left, eligible=left, first=torch.zeros_like(masked)
-    )
+    later = replace(signals([0.4, 0.95, 0.93, 0.2]), masked=left, eligible=left, first=torch.zeros_like(masked))
     second, _ = policy.decide(later, state)
     assert second.base[0].tolist() == [False, True, True, False], "above 0.9"
     assert second.remask is not None

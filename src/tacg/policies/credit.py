@@ -1,4 +1,5 @@
-"""CreditDecoding: Wang et al., "CreditDecoding: Accelerating Parallel Decoding in Diffusion LLMs with Trace Credits", 2025."""
+"""CreditDecoding: Wang et al., "CreditDecoding: Accelerating Parallel Decoding in Diffusion Large Language Models with
+Trace Credits", 2025."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class CreditDecoding(Policy):
     """A threshold over logits that remember: tokens that keep coming out on top earn credit, which is added to them.
 
-    Unlike a gate this changes *which* token is proposed: the scan adds weight · log(1 + credit) before anything is read.
+    Unlike a gate this changes *which* token is proposed: weight · log(1 + credit) is added before anything is read.
     """
 
     name: ClassVar[str] = "credit"

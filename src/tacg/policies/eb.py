@@ -1,4 +1,5 @@
-"""EB-Sampler: Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded Unmasking", 2025."""
+"""EB-Sampler: Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded Unmasking",
+2025."""
 
 from __future__ import annotations
 

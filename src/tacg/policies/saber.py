@@ -1,4 +1,5 @@
-"""Saber: Dong et al., "Saber: An Efficient Sampling with Adaptive Acceleration and Backtracking Enhanced Remasking", 2025."""
+"""Saber: Dong et al., "Saber: An Efficient Sampling with Adaptive Acceleration and Backtracking Enhanced Remasking for
+Diffusion Language Model", 2025."""
 
 from __future__ import annotations
 
