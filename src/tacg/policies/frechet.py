@@ -1,4 +1,4 @@
-"""Fréchet: "Fast-dLLM++: Fréchet Profile Decoding for Faster Diffusion LLM Inference", 2026."""
+"""Fréchet: the commit rule of "Fast-dLLM++", arXiv 2606.02955, 2026."""
 
 from __future__ import annotations
 
