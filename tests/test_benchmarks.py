@@ -24,9 +24,9 @@ from tacg.cli.main import app
 from tacg.experiments.evaluate import evaluate, settings_of
 from tacg.llm import LLM
 from tacg.tasks import Problem, Task, benchmark_names, get_task
-from tacg.tasks.boxes import last_box
 from tacg.tasks.gsm8k import final_number
 from tacg.tasks.humaneval import completed
+from tacg.tasks.latex import last_box
 from tacg.tasks.math500 import same_by_algebra, same_words
 from tacg.tasks.mbpp import between_marks
 from tacg.tasks.numbers import whole_number

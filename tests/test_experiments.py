@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 import tacg
-from tacg.cli.apart import run_apart
+from tacg.cli.parallel_runs import run_apart
 from tacg.errors import TacgError
 from tacg.experiments.ablate import ablate
 from tacg.experiments.compare import compare
@@ -21,12 +21,13 @@ from tacg.experiments.diagnose import FIELDS, aucs, bins, diagnose
 from tacg.experiments.evaluate import evaluate
 from tacg.experiments.frontier import against_frontier
 from tacg.experiments.grid import Sample
-from tacg.experiments.picture import draw_frontier, draw_heat, draw_match, draw_plane
-from tacg.experiments.rows import Ledger, read_rows, write_rows
-from tacg.experiments.show import Section, write_page
-from tacg.experiments.stats import aup, mcnemar, paired_bootstrap, wilson
-from tacg.experiments.study import Scale, Study, judgement
+from tacg.experiments.paper_report import judgement
+from tacg.experiments.paper_study import Scale, Study
 from tacg.experiments.sweep import Axis, sweep, tables
+from tacg.records.plots import draw_frontier, draw_heat, draw_match, draw_plane
+from tacg.records.rows import Ledger, read_rows, write_rows
+from tacg.records.stats import aup, mcnemar, paired_bootstrap, wilson
+from tacg.records.tables import Section, write_page
 from tacg.tasks import get_task
 from tests.test_cli import TACG
 
@@ -250,7 +251,7 @@ def test_the_report_is_drawn_from_rows(tmp_path: Path) -> None:
 
 def test_processes_of_their_own_append_to_one_file_or_say_why_not(tmp_path: Path) -> None:
     """Rows larger than any buffer, from processes at once, arrive whole; a process that fails is quoted."""
-    program = "from pathlib import Path; from tacg.experiments.rows import write_rows; import sys\n"
+    program = "from pathlib import Path; from tacg.records.rows import write_rows; import sys\n"
     program += "for number in range(200): write_rows(Path(sys.argv[1]), [{'from': sys.argv[2], 'long': 'x' * 20000}])"
     children = [
         subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "rows.jsonl"), name]) for name in ("a", "b")

@@ -13,8 +13,8 @@ import pytest
 
 import tacg
 from tacg.experiments.evaluate import evaluate
-from tacg.experiments.rows import read_rows
 from tacg.models.loading import locate
+from tacg.records.rows import read_rows
 from tacg.tasks import get_task, task_names
 
 HOME = locate("pocket")

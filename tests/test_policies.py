@@ -158,8 +158,8 @@ def test_entry_points_announce_policies(monkeypatch: pytest.MonkeyPatch) -> None
         EntryPoint("borrowed", "tacg.policies.confidence:Confidence", "tacg.policies"),
         EntryPoint("broken", "tacg.types:top", "tacg.policies"),
     ])  # fmt: skip
-    monkeypatch.setattr("tacg.policies.base.metadata.entry_points", lambda group: points.select(group=group))
-    monkeypatch.setattr("tacg.policies.base._registered", {})
+    monkeypatch.setattr("tacg.policies.registry.metadata.entry_points", lambda group: points.select(group=group))
+    monkeypatch.setattr("tacg.policies.registry._registered", {})
     assert {"borrowed", "broken"} <= set(policy_names())
     assert get_policy("borrowed").knobs().keys() == {"threshold", "strict", "factor"}
     assert get_policy("confidence").name == "confidence"
@@ -175,7 +175,7 @@ def test_a_module_may_register_and_announce_the_same_class(monkeypatch: pytest.M
         EntryPoint("bold", "somebodys:Bold", "tacg.policies"),
         EntryPoint("absent", "no_such_module:X", "tacg.policies"),
     ])  # fmt: skip
-    monkeypatch.setattr("tacg.policies.base.metadata.entry_points", lambda group: points.select(group=group))
+    monkeypatch.setattr("tacg.policies.registry.metadata.entry_points", lambda group: points.select(group=group))
     assert get_policy("tacg+bold", lead=0.4).label == "tacg+bold(lead=0.4)"
     with pytest.raises(TacgError, match="'absent' cannot be loaded from 'no_such_module:X'"):
         get_policy("absent")

@@ -18,9 +18,9 @@ from tacg import TacgError
 from tacg.experiments.evaluate import evaluate
 from tacg.experiments.grid import Cell, Sample
 from tacg.experiments.grid import run as run_cells
-from tacg.experiments.results import read_results
-from tacg.experiments.rows import Ledger
-from tacg.experiments.tabulate import rows_of, tables
+from tacg.records.results import read_results
+from tacg.records.rows import Ledger
+from tacg.records.tabulate import rows_of, tables
 from tacg.tasks import get_task
 from tests.test_cli import TACG
 

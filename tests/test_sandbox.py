@@ -12,14 +12,14 @@ from textwrap import dedent
 import pytest
 
 from tacg import TacgError
-from tacg.tasks import sandbox, walls
-from tacg.tasks.sandbox import Limits, Trial, Verdict, run
+from tacg.sandbox import ResourceLimits, Trial, Verdict, run, walls
+from tacg.sandbox import trial as sandbox
 
-QUICK = Limits(cpu=2, wall=20, memory=256 << 20)
+QUICK = ResourceLimits(cpu=2, wall=20, memory=256 << 20)
 isolated = pytest.mark.skipif(sandbox.level() != "namespaces", reason="this machine cannot make namespaces")
 
 
-def returns(source: str, limits: Limits = QUICK) -> str:
+def returns(source: str, limits: ResourceLimits = QUICK) -> str:
     """What `f()` of this source returns, seen from outside: the test fails with it."""
     return run(Trial(dedent(source), ("raise Exception(repr(f()))",)), limits).why
 
@@ -119,7 +119,7 @@ def test_memory_is_bounded() -> None:
 
 def test_recursion_is_bounded() -> None:
     endless = "import sys\nsys.setrecursionlimit(10**9)\ndef f():\n    return f()"
-    assert run(Trial(endless, ("f()",)), Limits(cpu=1, wall=20, memory=64 << 20)).passed == (False,)
+    assert run(Trial(endless, ("f()",)), ResourceLimits(cpu=1, wall=20, memory=64 << 20)).passed == (False,)
 
 
 def test_output_is_bounded() -> None:
@@ -139,8 +139,8 @@ def test_output_is_bounded() -> None:
 
 
 def test_time_is_bounded() -> None:
-    assert run(Trial("while True:\n    pass", ("f()",)), Limits(cpu=1, wall=3)).passed == (False,)
-    asleep = run(Trial("import time\ntime.sleep(60)", ("f()", "f()")), Limits(wall=1))
+    assert run(Trial("while True:\n    pass", ("f()",)), ResourceLimits(cpu=1, wall=3)).passed == (False,)
+    asleep = run(Trial("import time\ntime.sleep(60)", ("f()", "f()")), ResourceLimits(wall=1))
     assert asleep == Verdict((False, False), "no verdict in 1 s")
 
 
@@ -395,10 +395,10 @@ def test_the_tests_are_not_in_the_answers_memory() -> None:
                 frame = frame.f_back
             return any(word in repr(each)[:100000] for each in gc.get_objects() if type(each) in (dict, list, tuple))
         """
-    found = run(Trial(dedent(search), (f"assert not f(), {word!r}", f"assert f(), {word!r}")), Limits(cpu=20, wall=120))
+    found = run(Trial(dedent(search), (f"assert not f(), {word!r}", f"assert f(), {word!r}")), ResourceLimits(cpu=20, wall=120))
     assert found.passed == (True, False)
     planted = f"PLANTED = [{word!r}]\n{dedent(search)}"
-    assert run(Trial(planted, ("assert f()",)), Limits(cpu=20, wall=120)).passed == (True,), "the search finds things"
+    assert run(Trial(planted, ("assert f()",)), ResourceLimits(cpu=20, wall=120)).passed == (True,), "the search finds things"
 
 
 def test_an_interrupted_job_leaves_no_keeper_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,7 +433,7 @@ def test_weaker_isolation_than_asked_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_processes_alone_judge_as_well(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TACG_ISOLATION", "process")
     right = "return x" in answer
-    assert run(Trial(answer, ("assert f(3) == 3",)), Limits(cpu=1, wall=4)).passed == (right,)
+    assert run(Trial(answer, ("assert f(3) == 3",)), ResourceLimits(cpu=1, wall=4)).passed == (right,)
 
 
 def test_processes_alone_leave_nobody_behind(monkeypatch: pytest.MonkeyPatch) -> None:

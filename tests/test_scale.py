@@ -14,7 +14,7 @@ import pytest
 import tacg
 from tacg import TacgError
 from tacg.experiments.evaluate import evaluate
-from tacg.experiments.journal import read_journal
+from tacg.records.journal import read_journal
 from tacg.tasks import get_task
 
 ray = pytest.importorskip("ray")

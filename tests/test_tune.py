@@ -13,8 +13,9 @@ import pytest
 import tacg
 from tacg.errors import TacgError
 from tacg.experiments.grid import Sample
-from tacg.experiments.rows import Ledger
-from tacg.experiments.tune import Range, agreement, by_agreement, by_labels, choose, front, space_of, tune, write_preset
+from tacg.experiments.tune import Range, agreement, by_agreement, by_labels, choose, space_of, tune, write_preset
+from tacg.records.rows import Ledger
+from tacg.records.stats import front
 from tacg.tasks import get_task
 from tests.test_cli import TACG
 

@@ -7,8 +7,8 @@ import functools
 import pytest
 
 from tacg.bench.device import KINDS, Case, cases, count, row_of
-from tacg.experiments.rows import Row
 from tacg.models.base import Denoiser
+from tacg.records.rows import Row
 
 # model, policy, case, rows: the median of kernels, reads and uploads in steps in which no row comes or goes.
 LIMITS = {

@@ -13,16 +13,16 @@ import torch
 
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
 from tacg.models.tiny import random_model
 from tacg.policies import get_policy
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tacg.experiments.rows import Row
     from tacg.models.loading import Network
+    from tacg.records.rows import Row
 
 A_STEP = 4
 MODES = {"llada": ("none", "prefix", "dual"), "llada2": ("none", "block")}

@@ -18,21 +18,21 @@ from torch.nn import functional as F
 from tacg.engine.batch import Batch
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
 from tacg.models.base import whole
 from tacg.models.tiny import random_model
 from tacg.policies import get_policy
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-    from tacg.experiments.rows import Row
     from tacg.models.base import Denoiser, Span
     from tacg.models.llada import Llada
     from tacg.policies import Policy
+    from tacg.records.rows import Row
 
 BATCHES = (1, 4, 16, 32, 64)
 LIMITS = (1, 8, 32)  # batches of the random model

@@ -19,17 +19,17 @@ from tacg.bench.simulated_device import SimulatedDevice, Tally
 from tacg.engine.events import Finished, Started
 from tacg.engine.loop import Engine
 from tacg.engine.request import Request, resolve
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
 from tacg.llm import load
 from tacg.models.tiny import random_model
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 from tacg.tasks import get_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tacg.experiments.rows import Row
     from tacg.models.base import Denoiser
+    from tacg.records.rows import Row
 
 KINDS = {"kernels": "kernel", "reads": "read", "uploads": "upload"}
 POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (

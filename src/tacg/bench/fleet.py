@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tacg.errors import TacgError
-from tacg.experiments.evaluate import evaluate, surroundings
-from tacg.experiments.results import read_results
-from tacg.experiments.show import Table
+from tacg.experiments.evaluate import evaluate
 from tacg.llm import load
+from tacg.records.results import read_results
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 from tacg.tasks import get_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import Row
     from tacg.tasks import Task
 
 POLICY = "tacg"

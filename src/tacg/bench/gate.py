@@ -13,17 +13,17 @@ import torch
 
 from tacg.bench.scan import Steps
 from tacg.bench.timing import race
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
 from tacg.gate import GateConfig
 from tacg.own_loop import GateState, commit_step
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import Row
 
 BLOCK = 64
 

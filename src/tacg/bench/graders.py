@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 from tacg.bench.styles import STYLES, program_of, styles_of
 from tacg.errors import TacgError
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
+from tacg.sandbox import Trial, run
 from tacg.tasks import get_task
 from tacg.tasks.code import Programs
-from tacg.tasks.sandbox import Trial, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import Row
     from tacg.tasks import Problem, Task
 
 # Each set: its file under its authors' name, and the knobs that ask for all of it.

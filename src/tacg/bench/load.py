@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
 from tacg.models.loading import FAMILIES
 from tacg.models.tiny import write_checkpoint
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import Row
 
 # Per gigabyte: the layers are what is multiplied.
 SHAPES: dict[str, dict[str, Any]] = {

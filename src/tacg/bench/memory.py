@@ -8,13 +8,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from tacg.errors import TacgError
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import Row
 
 POSITIONS, VOCABULARY, WIDTH = 64, 126_464, 4096
 

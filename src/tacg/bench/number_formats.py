@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from tacg.experiments.evaluate import surroundings
+from tacg.records.surroundings import surroundings
 from tacg.tasks.base import Grade, Problem
 from tacg.tasks.gsm8k import GSM8K
 from tacg.tasks.math500 import Math500
@@ -19,7 +19,7 @@ from tacg.tasks.math500 import Math500
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import Row
     from tacg.tasks import Task
 
 NO_NUMBER = "none"  # what an answer means that does not come down to one number

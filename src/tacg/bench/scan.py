@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tacg.bench.timing import race
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
 from tacg.policies import get_policy
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 from tacg.scan import Trajectories
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import Row
 
 W, BETA = 0.3, 0.95
 

@@ -23,15 +23,15 @@ import numpy as np
 from tacg.engine.loop import Engine
 from tacg.engine.request import Request, resolve
 from tacg.errors import TacgError
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 from tacg.tasks import get_task, task_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tacg.experiments.rows import Row
     from tacg.llm import LLM
+    from tacg.records.rows import Row
 
 ROWS = 32  # of the server, and of the engine that it is compared with
 LENGTHS = (16, 32, 64, 96)  # positions to generate, in turn

@@ -23,15 +23,15 @@ from urllib.parse import urlsplit
 from tacg.bench.asks import Ask, Gone, Got, Line, workload
 from tacg.bench.serve import start
 from tacg.errors import TacgError
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator, Sequence
 
-    from tacg.experiments.rows import Row
     from tacg.llm import LLM
+    from tacg.records.rows import Row
 
 CLIENTS, MOST = 12, 200_000  # who ask at once; requests in all, however long it takes
 FAULTS = ("disconnect", "cancel", "slow_reader", "bad_body", "cut_body", "half_open")

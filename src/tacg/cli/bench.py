@@ -14,7 +14,7 @@ from tacg.errors import TacgError, unknown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import Row
 
 KINDS = ("scan", "gate", "memory", "decode", "device", "cache", "load", "serve", "soak", "fleet", "graders")
 EPILOG = """[bold]Examples[/bold]
@@ -57,7 +57,7 @@ def main(
 ) -> None:
     """Benchmarks: ratios against a baseline of the same run; rows are appended."""
     from tacg.bench import cache, decode, gate, load, memory, scan
-    from tacg.experiments.picture import draw_gain, draw_growth, draw_shares
+    from tacg.records.plots import draw_gain, draw_growth, draw_shares
 
     if kind not in KINDS:
         raise unknown("benchmark", kind, KINDS)
@@ -143,7 +143,7 @@ def _collect(made: Iterable[Row], total: int, out: Path) -> list[Row]:
     from rich.console import Console
     from rich.progress import track
 
-    from tacg.experiments.rows import write_rows
+    from tacg.records.rows import write_rows
 
     rows: list[dict[str, Any]] = []
     for row in track(made, "measuring", total=total, console=Console(stderr=True), transient=True):

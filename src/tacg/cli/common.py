@@ -14,10 +14,10 @@ from tacg.errors import TacgError, unknown
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from tacg.experiments.rows import Row
-    from tacg.experiments.show import Table
     from tacg.knobs import Knob
     from tacg.llm import LLM
+    from tacg.records.rows import Row
+    from tacg.records.tables import Table
     from tacg.tasks import Task
 
 
@@ -166,7 +166,7 @@ def present(
     out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show an experiment: tables in the terminal or rows as JSON; in `out` its pictures and a page with everything."""
-    from tacg.experiments.show import provenance
+    from tacg.records.tables import provenance
 
     if as_json:
         print_json({"rows": [{name: value for name, value in row.items() if name not in LONG} for row in rows]})
@@ -180,7 +180,7 @@ def publish(
     title: str, rows: Sequence[Row], tables: Sequence[Table], draw: Mapping[str, Callable[..., Path]], out: Path
 ) -> None:
     """Pictures, as far as they can be drawn, and a page with everything; says where they are."""
-    from tacg.experiments.show import Section, provenance, write_page
+    from tacg.records.tables import Section, provenance, write_page
 
     pictures = []
     for name, function in draw.items():

@@ -54,8 +54,8 @@ def main(
     """Compare policies on tasks: accuracy, steps, tokens per forward, and what the gate changes."""
     from tacg.experiments.compare import DEFAULT_POLICIES, compare, tables
     from tacg.experiments.grid import Sample
-    from tacg.experiments.picture import draw_plane
-    from tacg.experiments.rows import Ledger
+    from tacg.records.plots import draw_plane
+    from tacg.records.rows import Ledger
     from tacg.tasks import get_task, task_names
 
     policies = policy or list(DEFAULT_POLICIES)

@@ -77,8 +77,8 @@ def main(
     """Grade a policy on a task."""
     from tacg.experiments.compare import tables
     from tacg.experiments.evaluate import evaluate
-    from tacg.experiments.journal import refuse_unwritable
-    from tacg.experiments.show import provenance
+    from tacg.records.journal import refuse_unwritable
+    from tacg.records.tables import provenance
 
     if resume and out is None:
         raise TacgError("--resume goes on with a results file: say which, --out FILE.")

@@ -23,8 +23,8 @@ from tacg.errors import TacgError, unknown
 
 if TYPE_CHECKING:
     from tacg.experiments.reproduce import Stage
-    from tacg.experiments.rows import Row
-    from tacg.experiments.show import Table
+    from tacg.records.rows import Row
+    from tacg.records.tables import Table
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -103,8 +103,8 @@ def main(
 
 def _play(name: str, stage: Stage, load: Any, home: Path, batch_size: int) -> tuple[list[Row], list[Table]]:
     """The rows of one table under one bar; its page goes beside the results files."""
-    from tacg.experiments.picture import draw_dynamics, draw_heat
     from tacg.experiments.reproduce import heat_rows, lines_of, pace_rows, play, tables
+    from tacg.records.plots import draw_dynamics, draw_heat
 
     lines = lines_of(name)
     with progress(name, sum(stage.items(line) for line in lines)) as tick:

@@ -58,9 +58,9 @@ def main(
     with ended_by_signals():
         try:
             from tacg.serve.app import Service
-            from tacg.serve.ask import Defaults
             from tacg.serve.guard import Access
             from tacg.serve.limits import Limits
+            from tacg.serve.parse_request import Defaults
             from tacg.serve.run import Server, address, bind
         except ModuleNotFoundError as error:
             if error.name not in ("starlette", "uvicorn"):

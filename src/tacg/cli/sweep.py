@@ -67,9 +67,9 @@ def main(
 ) -> None:
     """Sweep one knob (a frontier a policy) or two (heat maps)."""
     from tacg.experiments.grid import Sample
-    from tacg.experiments.picture import draw_frontier, draw_heat
-    from tacg.experiments.rows import Ledger
     from tacg.experiments.sweep import sweep, tables
+    from tacg.records.plots import draw_frontier, draw_heat
+    from tacg.records.rows import Ledger
     from tacg.tasks import get_task, task_names
 
     if name is not None and name not in NAMED:

@@ -8,16 +8,17 @@ from tacg.engine.request import resolve
 from tacg.errors import TacgError
 from tacg.experiments.compare import takes
 from tacg.experiments.evaluate import settings_of
-from tacg.experiments.grid import Cell, Sample, paired, run
-from tacg.experiments.show import Table, accuracy, change
+from tacg.experiments.grid import Cell, Sample, run
 from tacg.policies import Wrapper
+from tacg.records.summary import paired
+from tacg.records.tables import Table, accuracy, change
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tacg.experiments.grid import Tick
-    from tacg.experiments.rows import Ledger, Row
     from tacg.llm import LLM
+    from tacg.records.rows import Ledger, Row
     from tacg.tasks import Task
 
 PARTS: dict[str, dict[str, int]] = {"HG only": {"k_extra": 0}, "TILG only": {"m_base": 1, "m_extra": 1}, "TACG": {}}

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tacg.engine.request import Decode, resolve
-from tacg.experiments.grid import Cell, Sample, paired, run
-from tacg.experiments.show import Table, accuracy, change
-from tacg.experiments.stats import aup
+from tacg.experiments.grid import Cell, Sample, run
 from tacg.policies import Wrapper, get_policy
+from tacg.records.stats import aup
+from tacg.records.summary import paired
+from tacg.records.tables import Table, accuracy, change
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tacg.experiments.grid import Tick
-    from tacg.experiments.rows import Ledger, Row
     from tacg.llm import LLM
+    from tacg.records.rows import Ledger, Row
     from tacg.tasks import Task
 
 DEFAULT_POLICIES = ("confidence", "tacg", "klass", "tacg+klass")

@@ -8,7 +8,6 @@ out for them. Proposals of one problem are not independent, so intervals resampl
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +15,13 @@ import numpy as np
 from tacg.engine.events import Finished, Step
 from tacg.engine.request import resolve
 from tacg.errors import TacgError
-from tacg.experiments.evaluate import settings_of, surroundings
-from tacg.experiments.rows import Ledger, Row, key_of
-from tacg.experiments.show import Table
+from tacg.experiments.evaluate import settings_of
 from tacg.policies import get_policy
 from tacg.policies.probe import Probe
+from tacg.records.bins import CONFIDENCE, SIGNALS, bin_names
+from tacg.records.rows import Ledger, Row, key_of
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 from tacg.shapes import COUNT, Number
 from tacg.version import __version__
 
@@ -36,16 +37,6 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
     Mask = NDArray[np.bool_]
 
-CONFIDENCE = (0.2, 0.4, 0.6, 0.8, 0.9)
-# Signal -> inner edges of its bins.
-SIGNALS: dict[str, tuple[float, ...]] = {
-    "streak": (1.5, 2.5, 4.5),
-    "support": (0.0, 0.05, 0.15, 0.4),
-    "log_ratio": (0.0, 0.1, 0.3, 0.9),
-    "margin": (0.1, 0.3, 0.6, 0.9),
-    "entropy": (0.1, 0.5, 1.0, 2.0),
-    "kl": (0.001, 0.01, 0.1, 1.0),
-}
 OF_CHANGE = {"support", "log_ratio", "kl"}
 TARGETS = ("reference", "final")
 FIELDS = ("problem", "first", "committed", "confidence", *SIGNALS, *TARGETS)
@@ -221,15 +212,6 @@ def _auc(values: Array, hit: Mask, level: Any, weights: Array) -> Array:
         won += (weights[:, right] * (below[:, left] + below[:, until]) / 2).sum(axis=1)
         pairs += weights[:, right].sum(axis=1) * below[:, -1]
     return np.where(pairs > 0, won / np.maximum(pairs, 1e-300), np.nan)
-
-
-def bin_names(signal: str) -> list[str]:
-    """Names of a signal's bins."""
-    if signal == "streak":
-        return ["1", "2", "3-4", "5+"]
-    edges = CONFIDENCE if signal == "confidence" else SIGNALS[signal]
-    inner = [f"{low:g}-{high:g}" for low, high in pairwise(edges)]
-    return [f"<= {edges[0]:g}" if edges[0] else "0", *inner, f"> {edges[-1]:g}"]
 
 
 def tables(rows: Sequence[Row], target: str = "final", signals: Sequence[str] = ("streak", "support")) -> list[Table]:

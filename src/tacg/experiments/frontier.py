@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import Row
 
     Array = NDArray[np.float64]
 

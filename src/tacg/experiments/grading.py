@@ -7,15 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
-from tacg.experiments.stats import wilson
 from tacg.files import parse_json, read_text
+from tacg.records.stats import wilson
 from tacg.shapes import brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import Row
     from tacg.tasks import Grade, Problem, Task
 
 

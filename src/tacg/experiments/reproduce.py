@@ -16,8 +16,8 @@ from tacg.engine.request import resolve
 from tacg.errors import TacgError, unknown
 from tacg.experiments.ablate import PARTS
 from tacg.experiments.evaluate import evaluate, settings_of
-from tacg.experiments.grid import by_item
-from tacg.experiments.show import Table, accuracy
+from tacg.records.summary import by_item
+from tacg.records.tables import Table, accuracy
 from tacg.tasks import get_task
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tacg.experiments.evaluate import Decoder
-    from tacg.experiments.results import Item
-    from tacg.experiments.rows import Row
+    from tacg.records.results import Item
+    from tacg.records.rows import Row
     from tacg.tasks import Task
 
 NAMES = ("table1", "table2", "table3", "table4", "table5", "figures")

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from tacg.experiments.compare import takes
 from tacg.experiments.frontier import over_frontiers
 from tacg.experiments.grid import Cell, Sample, run
-from tacg.experiments.show import Table, accuracy, gain
 from tacg.policies import get_policy
 from tacg.policies.base import Wrapper
+from tacg.records.tables import Table, accuracy, gain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tacg.experiments.grid import Tick
-    from tacg.experiments.rows import Ledger, Row
     from tacg.llm import LLM
+    from tacg.records.rows import Ledger, Row
     from tacg.tasks import Task
 
 

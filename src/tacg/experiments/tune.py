@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tacg.engine.request import Decode, resolve
 from tacg.errors import TacgError, unknown
-from tacg.experiments.evaluate import surroundings
 from tacg.experiments.grid import Cell, Sample, Tick, run
-from tacg.experiments.rows import Ledger, Row, key_of
-from tacg.experiments.show import Table
 from tacg.files import write_file
 from tacg.policies import get_policy
+from tacg.records.rows import Ledger, Row, key_of
+from tacg.records.stats import front
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 from tacg.shapes import COUNT, Number
 from tacg.version import __version__
 
@@ -182,16 +182,6 @@ def tune(
         study.tell(trial, [row["quality"], row["steps"]])
         rows.append(row | {"settings": settings})
     return rows
-
-
-def front(rows: Sequence[Row]) -> list[Row]:
-    """The rows that none beats in both quality and steps, fastest first."""
-    best, kept = -math.inf, []
-    for row in sorted(rows, key=lambda row: (row["steps"], -row["quality"])):
-        if row["quality"] > best:
-            best = row["quality"]
-            kept.append(row)
-    return kept
 
 
 def choose(rows: Sequence[Row], give: float = 0.01) -> Row:

@@ -11,13 +11,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tacg.errors import TacgError, unknown
+from tacg.madvise import let_go
 from tacg.models.base import ModelSpec
 from tacg.models.dream import Dream, DreamConfig
 from tacg.models.fields import short
 from tacg.models.llada import Llada, LladaConfig
 from tacg.models.llada2 import Llada2, Llada2Config
 from tacg.models.llada_moe import LladaMoe, LladaMoeConfig
-from tacg.pages import let_go
 from tacg.text import LLADA_TEMPLATE, Tokenizer, is_file, read_json
 
 if TYPE_CHECKING:

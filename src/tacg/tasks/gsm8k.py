@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.tasks.base import Grade, Problem
-from tacg.tasks.boxes import last_box
 from tacg.tasks.files import FileTask, Item
+from tacg.tasks.latex import last_box
 from tacg.tasks.numbers import Number, find_numbers, plain
 from tacg.tasks.released import gsm8k_answer, gsm8k_gold
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tacg.sandbox import Trial
 from tacg.tasks.base import Problem
 from tacg.tasks.code import Programs
-from tacg.tasks.sandbox import Trial
 from tacg.tasks.source import defines, program, sound
 
 if TYPE_CHECKING:

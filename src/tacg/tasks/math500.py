@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.errors import TacgError
+from tacg.sandbox.helper import Helper, Helpers
 from tacg.tasks.base import Grade, Problem
-from tacg.tasks.boxes import last_box
 from tacg.tasks.files import FileTask, Item
 from tacg.tasks.gsm8k import SYSTEM
-from tacg.tasks.helper import Helper, Helpers
+from tacg.tasks.latex import last_box
 from tacg.tasks.numbers import whole_number
 from tacg.tasks.released import math_equal
 

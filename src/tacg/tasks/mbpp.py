@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.knobs import knob
+from tacg.sandbox import Trial
 from tacg.shapes import COUNT
 from tacg.tasks.base import Problem
 from tacg.tasks.code import Programs
 from tacg.tasks.files import Item, download
-from tacg.tasks.sandbox import Trial
 from tacg.tasks.source import program
 
 if TYPE_CHECKING:

@@ -122,3 +122,11 @@ def _exactly(descriptor: int, count: int) -> bytes:
             raise EOFError("the other side is gone")
         parts += part
     return bytes(parts)
+
+
+def brief_error(error: BaseException) -> str:
+    """What an error says, in short; an error of an answer's, or one about a huge number, may fail to say it."""
+    try:
+        return str(error)[:200]
+    except BaseException:
+        return ""

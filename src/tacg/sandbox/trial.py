@@ -15,7 +15,7 @@ Model-written code is run with `namespaces` or not at all, unless the owner of t
 TACG_ISOLATION=process, or a task does: pocket-code, which is there to try decoders anywhere with the built-in model, is
 content with `process` where there is no more.
 
-On either level the verdict is out of the answer's reach: tests run in another process (`keeper.py`), and all that
+On either level the verdict is out of the answer's reach: tests run in another process (`child.py`), and all that
 an answer can do is return plain data. Hence also what tests cannot see: a change that an answer makes to its arguments,
 the identity of objects, a comparison that its own classes define. What remains possible is to be right for the wrong
 reason, such as a table of the expected values; to use `processes` times `memory` for as long as the clock runs; and
@@ -32,7 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tacg.errors import TacgError, unknown
-from tacg.tasks.helper import Helper, Helpers
+from tacg.sandbox.helper import Helper, Helpers
 
 LEVELS = {
     "namespaces": "own root, processes and network; nobody's rights; limits on time, memory, files and processes",
@@ -40,11 +40,11 @@ LEVELS = {
     "none": "model-written code cannot be run here",
 }
 ASKED = "TACG_ISOLATION"
-PATIENCE = 30  # seconds a keeper may take beyond a job's time before we give it up
+PATIENCE = 30  # seconds a child may take beyond a job's time before we give it up
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ResourceLimits:
     """What an answer may use: seconds of processor and clock, bytes of memory (a process), of files, of a reply.
 
     The tests' process has the same, so that no value keeps it busy for longer.
@@ -92,18 +92,18 @@ class Verdict:
         return sum(self.passed) / len(self.passed)
 
 
-def run(trial: Trial, limits: Limits | None = None, least: str = "namespaces") -> Verdict:
+def run(trial: Trial, limits: ResourceLimits | None = None, least: str = "namespaces") -> Verdict:
     """Try an answer. Raises if this machine cannot isolate it as asked; a bad answer never raises.
 
     least  the weakest isolation that will do; the best there is is used
     """
-    limits = limits or Limits()
+    limits = limits or ResourceLimits()
     asked = wanted(least)
     refuse_weaker(asked)
-    with _keepers.borrow((limits, asked if ASKED in os.environ else level())) as keeper:
-        told = keeper.ask(asdict(trial), limits.wall + PATIENCE)
-    passed = told["passed"] or [False] * len(trial.tests)
-    return Verdict(tuple(bool(each) for each in passed), str(told["why"]))
+    with _children.borrow((limits, asked if ASKED in os.environ else level())) as child:
+        reply = child.ask(asdict(trial), limits.wall + PATIENCE)
+    passed = reply["passed"] or [False] * len(trial.tests)
+    return Verdict(tuple(bool(each) for each in passed), str(reply["why"]))
 
 
 def wanted(least: str = "namespaces") -> str:
@@ -136,27 +136,27 @@ def probe() -> tuple[str, str]:
     reasons: list[str] = []
     for name in ("namespaces", "process"):
         try:
-            _start((Limits(), name)).close()
+            _start((ResourceLimits(), name)).close()
             return name, "; ".join(reasons)
         except TacgError as error:
             reasons.append(str(error))
     return "none", "; ".join(reasons)
 
 
-def _start(kind: tuple[Limits, str]) -> Helper:
-    """A keeper that is ready; it has no environment, and no module of ours is on its path."""
+def _start(kind: tuple[ResourceLimits, str]) -> Helper:
+    """A child that is ready; it has no environment, and no module of ours is on its path."""
     limits, isolation = kind
     python = getattr(sys, "_base_executable", "") or sys.executable  # a virtual environment's is only a link to it
-    program = Path(__file__).with_name("keeper.py")
-    keeper = Helper([python, "-I", "-S", str(program), json.dumps(asdict(limits)), isolation], env={}, cwd="/")
+    program = Path(__file__).with_name("child.py")
+    child = Helper([python, "-I", "-S", str(program), json.dumps(asdict(limits)), isolation], env={}, cwd="/")
     try:
-        told = keeper.hear(PATIENCE)
+        greeting = child.hear(PATIENCE)
     except (EOFError, TimeoutError):
-        told = {"ready": False, "why": "the keeper does not start"}
-    if not told["ready"]:
-        keeper.close()
-        raise TacgError(f"no {isolation}: {told['why']}")
-    return keeper
+        greeting = {"ready": False, "why": "the child does not start"}
+    if not greeting["ready"]:
+        child.close()
+        raise TacgError(f"no {isolation}: {greeting['why']}")
+    return child
 
 
-_keepers = Helpers(_start)
+_children = Helpers(_start)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
-from tacg.experiments.evaluate import summary
-from tacg.experiments.grid import by_item, paired
-from tacg.experiments.results import read_results
-from tacg.experiments.show import Table, accuracy, change
+from tacg.records.results import read_results
+from tacg.records.summary import by_item, paired, summary
+from tacg.records.tables import Table, accuracy, change
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import Row
 
 COLUMNS = ("policy", "n", "accuracy %", "steps", "TPF", "total TPF", "Δ accuracy", "p", "Δ steps")
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tacg.errors import TacgError
-from tacg.experiments.rows import Ledger
+from tacg.records.rows import Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,14 +8,14 @@ import threading
 from typing import TYPE_CHECKING, Any, Self
 
 from tacg.errors import TacgError
-from tacg.experiments.rows import append_line, lock, parse_rows
 from tacg.files import make_room, not_written, read_bytes, write_file
+from tacg.records.rows import append_line, lock, parse_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import Row
 
 
 class Journal:

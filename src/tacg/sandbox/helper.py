@@ -11,7 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
-from tacg.tasks.wire import receive, send
+from tacg.sandbox.wire import receive, send
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence

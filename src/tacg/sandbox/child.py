@@ -1,24 +1,21 @@
-"""The other side of the sandbox: a program of its own, started by `sandbox.py` with nothing but pipes.
+"""The other side of the sandbox: a program of its own, started by `trial.py` with nothing but pipes.
 
-    keeper ── server ── warden ─┬─ judge     holds the tests and what they expect; never runs the answer
-                                └─ worker    runs the answer; knows nothing but the answer's own source
+    child ── server ── warden ─┬─ judge     holds the tests and what they expect; never runs the answer
+                               └─ worker    runs the answer; knows nothing but the answer's own source
 
-The keeper makes namespaces and an empty root, once (`walls.py`); the server forks a warden for each job. The worker is
+The child makes namespaces and an empty root, once (`walls.py`); the server forks a warden for each job. The worker is
 forked before the judge reads the job, so that no test is in its memory. A test that calls a function of the answer
 sends the arguments over a pipe, and what comes back is plain data (`wire.py`): there is nothing in the judge's process
 that an answer could patch, print to or leave. The warden keeps the time and ends whatever is left.
 
-Only the standard library is used, and nothing of this package but the two neighbours: this file is run by its path.
+Only the standard library is used, and nothing of this package but the neighbours: this file is run by its path.
 """
 
 from __future__ import annotations
 
-import ast
-import builtins
 import contextlib
 import importlib
 import json
-import linecache
 import os
 import random
 import select
@@ -33,11 +30,12 @@ from typing import Any
 
 if not __package__:  # our neighbours are found, but the package's own start, which would bring torch, is not run
     for place in (Path(__file__).parent.parent, Path(__file__).parent):
-        package = types.ModuleType("tacg.tasks" if place.name == "tasks" else "tacg")
+        package = types.ModuleType("tacg.sandbox" if place.name == "sandbox" else "tacg")
         package.__path__ = [str(place)]
         sys.modules[package.__name__] = package
 
-from tacg.tasks.walls import (
+from tacg.sandbox.judge import judge
+from tacg.sandbox.walls import (
     MS_NODEV,
     MS_NOSUID,
     NEWIPC,
@@ -56,130 +54,14 @@ from tacg.tasks.walls import (
     rehearse,
     spare_user,
 )
-from tacg.tasks.wire import pack, receive, send, unpack
+from tacg.sandbox.wire import receive, send
+from tacg.sandbox.worker import work
 
 # What answers import often: loaded once, shared by every fork.
 COMMON = "re string itertools functools collections heapq bisect operator statistics copy datetime typing"
 COMMON += " hashlib cmath array dataclasses enum abc queue textwrap unicodedata calendar types numbers"
 
-ANSWER = "answer"  # the answer's module; not "__main__": its own tests are not run
 NO_MORE = 3  # exit status of a judge that found no job
-
-
-# --- the worker: runs the answer -------------------------------------------------------------------------------------
-
-
-def work(inbox: int, outbox: int) -> None:
-    """Run the answer's source, then call its functions as asked, for as long as somebody asks."""
-    module = types.ModuleType(ANSWER)
-    sys.modules[ANSWER] = module  # dataclasses, pickle and type hints look there for the module of a class
-    space, objects = module.__dict__, list[Any]()
-    source = receive(inbox)
-    linecache.cache[ANSWER] = (len(source), None, source.splitlines(keepends=True), ANSWER)
-    _reply(outbox, lambda: exec(compile(source, ANSWER, "exec"), space), objects)
-    while True:
-        asked = receive(inbox)
-        args, named = (unpack(asked[part], objects) for part in ("args", "named"))
-        path = asked["function"]
-        _reply(outbox, lambda path=path, args=args, named=named: _find(space, path)(*args, **named), objects)
-
-
-def _find(space: dict[str, Any], path: str) -> Any:
-    name, *attributes = path.split(".")
-    if name not in space:
-        raise NameError(f"name {name!r} is not defined")
-    found = space[name]
-    for each in attributes:
-        found = getattr(found, each)
-    return found
-
-
-def _reply(outbox: int, action: Any, objects: list[Any]) -> None:
-    try:
-        told = {"value": pack(action(), objects)}
-    except BaseException as error:  # an answer may raise anything, SystemExit and KeyboardInterrupt too
-        told = {"error": [kind.__name__ for kind in type(error).__mro__], "text": _text(error)}
-    send(outbox, told)
-
-
-def _text(error: BaseException) -> str:
-    """What an error says, in short; an error of an answer's, or one about a huge number, may fail to say it."""
-    try:
-        return str(error)[:200]
-    except BaseException:
-        return ""
-
-
-# --- the judge: runs the tests ---------------------------------------------------------------------------------------
-
-
-class Answer:
-    """In the judge: a name of the answer's. Calling it calls the worker."""
-
-    def __init__(self, path: str, inbox: int, outbox: int, most: int) -> None:
-        self._path, self._inbox, self._outbox, self._most = path, inbox, outbox, most
-
-    def __getattr__(self, name: str) -> Answer:
-        return Answer(f"{self._path}.{name}", self._inbox, self._outbox, self._most)
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        """Send the arguments, wait for the value."""
-        send(self._outbox, {"function": self._path, "args": pack(args), "named": pack(named)})
-        return understand(receive(self._inbox, self._most))
-
-
-def understand(reply: Any) -> Any:
-    """The value of a reply, or the error that it tells of: the built-in one, so that a test may expect it."""
-    if "error" not in reply:
-        return unpack(reply["value"])
-    raise _error(reply["error"], f"the answer raises {reply['error'][0]}: {reply['text']}")
-
-
-def _error(kinds: list[str], text: str) -> Exception:
-    for name in kinds:
-        kind = getattr(builtins, str(name), None)
-        if isinstance(kind, type) and issubclass(kind, Exception):
-            with contextlib.suppress(TypeError):  # a few want more than a text; what they derive from does not
-                return kind(text)
-    return RuntimeError(text)
-
-
-def judge(job: dict[str, Any], inbox: int, outbox: int, most: int) -> dict[str, Any]:
-    """Run each test; says which pass and, for the first that does not, why.
-
-    A test's names are its own, the setup's, built-in ones, modules of the standard library (unless the job says not
-    to), and for the rest the answer's.
-    """
-    send(outbox, job["answer"])
-    passed = [False] * len(job["tests"])
-    try:
-        understand(receive(inbox, most))
-        space: dict[str, Any] = {"__name__": "tests"}
-        exec(job["setup"], space)
-        for name in sorted(_names([job["setup"], *job["tests"]]) | {*job["functions"]}):
-            if name in job["functions"] or not (name in space or hasattr(builtins, name)):
-                stdlib = job["modules"] and name not in job["functions"] and name in sys.stdlib_module_names
-                space[name] = importlib.import_module(name) if stdlib else Answer(name, inbox, outbox, most)
-    except BaseException as error:  # a setup may raise anything, and no error may look like a pass
-        return {"passed": passed, "why": _why(error)}
-    why = ""
-    for number, test in enumerate(job["tests"]):
-        try:
-            exec(test, space)
-            passed[number] = True
-        except BaseException as error:
-            why = why or _why(error)
-    return {"passed": passed, "why": why}
-
-
-def _why(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_text(error)}"[:300]
-
-
-def _names(sources: list[str]) -> set[str]:
-    """Every name that is read in these sources."""
-    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
-    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
 # --- the warden: one job ---------------------------------------------------------------------------------------------
@@ -280,7 +162,7 @@ def sweep(working: int, room: str) -> None:
     shutil.rmtree(room, ignore_errors=True)
 
 
-# --- the keeper and its server ---------------------------------------------------------------------------------------
+# --- the child and its server ----------------------------------------------------------------------------------------
 
 
 def serve(limits: dict[str, int], isolated: bool, user: int) -> int:

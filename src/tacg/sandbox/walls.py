@@ -1,6 +1,6 @@
 """The walls of the sandbox: namespaces, a root with Python's library in it, a user that nobody is, limits, a filter.
 
-Only the standard library is used, and nothing of this package: see `keeper.py`.
+Only the standard library is used, and nothing of this package: see `child.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SE
 BOX = "/proc"  # where the new root is put together: every Linux has the directory, and nothing we need is in it
 ROOM = "/tmp"  # the only place an answer may write to
 PACKAGES = ("site-packages", "dist-packages")  # beside the standard library: some hold the public sets
-UID_CEILING = 1 << 30  # users below it that nobody has: processes are counted by user, so a keeper takes two of its own
+UID_CEILING = 1 << 30  # users below it that nobody has: processes are counted by user, so a child takes two of its own
 
 # System calls that no answer needs. Each outlives the process that makes it, tells of other processes, holds memory
 # that no limit counts, or goes around this filter. Numbers: x86_64, aarch64 (None: it has no such call).

@@ -6,15 +6,15 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
-from tacg.experiments.diagnose import bin_names
-from tacg.experiments.tune import front
 from tacg.files import write_file
+from tacg.records.bins import bin_names
+from tacg.records.stats import front
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import Row
 
 COLOURS = ["#4c72b0", "#c44e52", "#55a868", "#8172b3", "#ccb974", "#64b5cd", "#8c8c8c", "#da8bc3"]
 

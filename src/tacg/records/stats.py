@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tacg.records.rows import Row
+
 Z95 = 1.959963984540054
 
 
@@ -57,3 +59,13 @@ def aup(points: Sequence[tuple[float, float]], *, best: float | None = None, alp
     for (left, low), (right, high) in itertools.pairwise(weighted):
         area += (right - left) * (low + high) / 2
     return area
+
+
+def front(rows: Sequence[Row]) -> list[Row]:
+    """The rows that none beats in both quality and steps, fastest first."""
+    best, kept = -math.inf, []
+    for row in sorted(rows, key=lambda row: (row["steps"], -row["quality"])):
+        if row["quality"] > best:
+            best = row["quality"]
+            kept.append(row)
+    return kept

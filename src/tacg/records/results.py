@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from tacg.errors import TacgError
-from tacg.experiments.journal import Journal, read_journal
+from tacg.records.journal import Journal, read_journal
 from tacg.shapes import COUNT, Number, brief, misfit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import Row
 
 SOME = Number(1, whole=True)
 HEADER = {
