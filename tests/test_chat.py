@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import tacg
-from tacg.cli.chat import COMMANDS, Chat, settled
+from tacg.cli.chat import COMMANDS, Conversation, settled
 from tests.test_cli import TACG
 
 SHORT = ["-m", "tiny", "-s", "gen_length=16"]
@@ -71,7 +71,7 @@ def test_it_answers_with_history_and_does_what_it_is_told(llm: tacg.LLM, tmp_pat
 def test_a_mistake_is_one_line_and_the_chat_goes_on(
     llm: tacg.LLM, line: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    talk = Chat(llm, "tiny", "tacg", {"gen_length": 8}, watching=False, delay=0)
+    talk = Conversation(llm, "tiny", "tacg", {"gen_length": 8}, watching=False, delay=0)
     with pytest.raises(tacg.TacgError, match=re.escape(message)):
         talk.take(line)
     assert (talk.policy, talk.settings, talk.messages) == ("tacg", {"gen_length": 8}, [])
@@ -89,7 +89,7 @@ def test_mistakes_do_not_end_the_program() -> None:
 
 
 def test_a_long_conversation_loses_its_oldest_turns(llm: tacg.LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    talk = Chat(llm, "tiny", "tacg", {"gen_length": 8}, watching=False, delay=0)
+    talk = Conversation(llm, "tiny", "tacg", {"gen_length": 8}, watching=False, delay=0)
     for _ in range(4):
         talk.take("x" * 400)
     assert len(talk.messages) == 8, "they stay in the chat"

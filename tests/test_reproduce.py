@@ -12,7 +12,7 @@ import pytest
 from tacg import TacgError
 from tacg.engine.request import resolve
 from tacg.experiments.evaluate import settings_of
-from tacg.experiments.reproduce import NAMES, Stage, lines_of, paper, plan, tables
+from tacg.experiments.reproduce import NAMES, Stage, paper, plan, runs_of, tables
 from tests.test_cli import ROOT, TACG, tacg
 
 SOURCE = ROOT.parent / "shared/paper/tacg.tex"
@@ -30,7 +30,7 @@ def numbers(label: str, end: str) -> list[list[float]]:
 
 
 def published(name: str, *keys: str) -> list[list[float]]:
-    return [[getattr(line, key) for key in keys] for line in lines_of(name)]
+    return [[getattr(line, key) for key in keys] for line in runs_of(name)]
 
 
 @needs_paper
@@ -45,7 +45,7 @@ def test_table_2_is_the_papers() -> None:
     for number, (base, gated) in enumerate(_pairs(numbers("llada2mini", r"\end{minipage}"))):
         assert [*ours[4 * number], *ours[4 * number + 2]] == base
         assert [*ours[4 * number + 1], *ours[4 * number + 3]] == gated
-    assert [line.gen_length for line in lines_of("table2")] == [1024, 1024, 2048, 2048] * 4
+    assert [line.gen_length for line in runs_of("table2")] == [1024, 1024, 2048, 2048] * 4
 
 
 def _pairs(lines: list[list[float]]) -> list[tuple[list[float], list[float]]]:
@@ -64,7 +64,7 @@ def test_table_5_is_table_1_again() -> None:
     text = SOURCE.read_text(encoding="utf-8").partition(r"\label{tab:latency_conf_klass_separate}")[2]
     text = re.sub(r"\\multirow.*|\\cmidrule.*", "", text.partition(r"\end{table}")[0])
     theirs = [[float(x) for x in re.findall(r"[-+]?\d+\.\d+", line)] for line in text.splitlines()]
-    steps = {(line.model, line.task, line.policy): line.steps for line in lines_of("table5")}
+    steps = {(line.model, line.task, line.policy): line.steps for line in runs_of("table5")}
     ours = []
     for task in ("humaneval", "mbpp", "math500", "gsm8k"):
         for base, gated in (("confidence", "tacg"), ("klass", "tacg+klass")):
@@ -82,7 +82,7 @@ def test_table_5_is_table_1_again() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_run_has_its_published_settings(name: str) -> None:
     for stage in (Stage(), Stage(released=True), Stage("tiny"), Stage("tiny", released=True)):
-        for line in lines_of(name):
+        for line in runs_of(name):
             if stage.released and (line.model, line.policy) == ("llada2-mini", "tacg"):
                 with pytest.raises(TacgError, match="was not released"):
                     stage.policy(line)
@@ -102,20 +102,19 @@ def test_the_plan_counts_runs_once(tmp_path: Path) -> None:
     assert plan("table5", stage, tmp_path) == plan("table1", stage, tmp_path).__class__(
         "table5", plan("table1", stage, tmp_path).columns, plan("table1", stage, tmp_path).lines
     )
-    shared = {stage.file(line) for line in lines_of("table3")} & {stage.file(line) for line in lines_of("table1")}
+    shared = {stage.file(line) for line in runs_of("table3")} & {stage.file(line) for line in runs_of("table1")}
     assert len(shared) == 6
-    first = lines_of("table1")[0]
+    first = runs_of("table1")[0]
     assert stage.forwards(first) == round(164 * 52.28)
-    assert stage.forwards(lines_of("figures")[-1]) == round(164 * 45.71)
-    assert stage.file(lines_of("table4")[1]) == "llada.humaneval.tacg.gen_length=512.jsonl"
+    assert stage.forwards(runs_of("figures")[-1]) == round(164 * 45.71)
+    assert stage.file(runs_of("table4")[1]) == "llada.humaneval.tacg.gen_length=512.jsonl"
     assert (
-        Stage("tiny").settings(lines_of("table4")[0])["gen_length"]
-        == 2 * Stage("tiny").task(first).decode["gen_length"]
+        Stage("tiny").settings(runs_of("table4")[0])["gen_length"] == 2 * Stage("tiny").task(first).decode["gen_length"]
     )
 
 
 def test_differences_are_in_problems() -> None:
-    line = lines_of("table1")[0]
+    line = runs_of("table1")[0]
     row = {
         "line": line, "task": "humaneval", "n": 164, "accuracy": 66 / 164, "accuracy_ci": [0.3, 0.5], "steps": 50.0,
         "tpf": 6.5, "tpf_ratio": 5.1, "whole": True, "rehearsal": False,
@@ -126,7 +125,7 @@ def test_differences_are_in_problems() -> None:
     assert table.lines[0][6] == "+0", "like with like: the released extraction"
     (table,) = tables("table1", [row | {"rehearsal": True}])
     assert table.lines[0][6] == ""
-    (table,) = tables("table1", [row | {"line": lines_of("table1")[16]}])
+    (table,) = tables("table1", [row | {"line": runs_of("table1")[16]}])
     assert table.lines[0][9] == "5.10", "Dream's TPF is total over total"
     assert set(paper()["rehearsal"]) == {"humaneval", "mbpp", "math500", "gsm8k"}
 
@@ -135,7 +134,7 @@ def test_a_rehearsal_runs_and_goes_on(tmp_path: Path) -> None:
     words = [TACG, "reproduce", "table3", "--model", "tiny", "--n", "1", "--out", str(tmp_path), "--json"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=True)
     rows = json.loads(done.stdout.splitlines()[-1])["table3"]
-    assert [row["paper"]["accuracy"] for row in rows] == [line.accuracy for line in lines_of("table3")]
+    assert [row["paper"]["accuracy"] for row in rows] == [line.accuracy for line in runs_of("table3")]
     assert len(list(tmp_path.glob("*.jsonl"))) == 12
     assert (tmp_path / "table3/page.html").is_file()
     before = {file: file.read_bytes() for file in tmp_path.glob("*.jsonl")}

@@ -395,10 +395,14 @@ def test_the_tests_are_not_in_the_answers_memory() -> None:
                 frame = frame.f_back
             return any(word in repr(each)[:100000] for each in gc.get_objects() if type(each) in (dict, list, tuple))
         """
-    found = run(Trial(dedent(search), (f"assert not f(), {word!r}", f"assert f(), {word!r}")), ResourceLimits(cpu=20, wall=120))
+    found = run(
+        Trial(dedent(search), (f"assert not f(), {word!r}", f"assert f(), {word!r}")), ResourceLimits(cpu=20, wall=120)
+    )
     assert found.passed == (True, False)
     planted = f"PLANTED = [{word!r}]\n{dedent(search)}"
-    assert run(Trial(planted, ("assert f()",)), ResourceLimits(cpu=20, wall=120)).passed == (True,), "the search finds things"
+    assert run(Trial(planted, ("assert f()",)), ResourceLimits(cpu=20, wall=120)).passed == (True,), (
+        "the search finds things"
+    )
 
 
 def test_an_interrupted_job_leaves_no_keeper_behind(monkeypatch: pytest.MonkeyPatch) -> None:

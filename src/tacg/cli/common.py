@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tacg.knobs import Knob
     from tacg.llm import LLM
-    from tacg.records.rows import Row
+    from tacg.records.rows import ResultRow
     from tacg.records.tables import Table
     from tacg.tasks import Task
 
@@ -26,7 +26,7 @@ LONG = {"correct", "item_steps", "commits_by_step"}  # columns that hold a value
 
 # Options that several verbs take, in the same words.
 Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, directory or hub id.")]
-Settings = Annotated[
+SettingOptions = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any knob of the policy or the decode; repeatable."),
 ]
@@ -162,7 +162,7 @@ def print_json(document: Any) -> None:
 
 
 def present(
-    title: str, rows: Sequence[Row], tables: Sequence[Table], draw: Mapping[str, Callable[..., Path]],
+    title: str, rows: Sequence[ResultRow], tables: Sequence[Table], draw: Mapping[str, Callable[..., Path]],
     out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show an experiment: tables in the terminal or rows as JSON; in `out` its pictures and a page with everything."""
@@ -177,7 +177,7 @@ def present(
 
 
 def publish(
-    title: str, rows: Sequence[Row], tables: Sequence[Table], draw: Mapping[str, Callable[..., Path]], out: Path
+    title: str, rows: Sequence[ResultRow], tables: Sequence[Table], draw: Mapping[str, Callable[..., Path]], out: Path
 ) -> None:
     """Pictures, as far as they can be drawn, and a page with everything; says where they are."""
     from tacg.records.tables import Section, provenance, write_page

@@ -14,7 +14,7 @@ from tacg.cli.common import (
     Model,
     N,
     Seed,
-    Settings,
+    SettingOptions,
     Split,
     Tasks,
     load_model,
@@ -43,7 +43,7 @@ def main(
     seed: Seed = 0,
     split: Split = "test",
     model: Model = DEFAULT_MODEL,
-    setting: Settings = None,
+    setting: SettingOptions = None,
     batch_size: BatchSize = 32,
     out: Annotated[
         Path | None,

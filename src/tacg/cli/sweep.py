@@ -16,7 +16,7 @@ from tacg.cli.common import (
     N,
     Quick,
     Seed,
-    Settings,
+    SettingOptions,
     Split,
     Tasks,
     load_model,
@@ -57,7 +57,7 @@ def main(
     split: Split = "dev",
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "float32",
-    setting: Settings = None,
+    setting: SettingOptions = None,
     batch_size: BatchSize = 32,
     out: Annotated[
         Path | None, typer.Option(help="Directory for rows, pictures and page; default: runs/sweep-NAME.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tacg.experiments.grid import Tick
     from tacg.llm import LLM
-    from tacg.records.rows import Ledger, Row
+    from tacg.records.rows import Ledger, ResultRow
     from tacg.tasks import Task
 
 DEFAULT_POLICIES = ("confidence", "tacg", "klass", "tacg+klass")
@@ -26,7 +26,7 @@ COLUMNS = ("policy", "accuracy %", "steps", "TPF", "total TPF", "forwards", "s",
 def compare(
     llm: LLM, tasks: Sequence[Task], policies: Sequence[str], sample: Sample,
     settings: Mapping[str, Any] | None = None, ledger: Ledger | None = None, tick: Tick | None = None,
-) -> list[Row]:  # fmt: skip
+) -> list[ResultRow]:  # fmt: skip
     """Evaluate every policy on every task; a gated policy is paired with the one it wraps if that one is there."""
     cells = [
         Cell(task, spec, mine := takes(spec, settings or {}), tags={"over": _wrapped(spec, mine)})
@@ -48,7 +48,7 @@ def _wrapped(spec: str, settings: Mapping[str, Any]) -> str | None:
     return policy.base.label if isinstance(policy, Wrapper) else None
 
 
-def _with_base(rows: Sequence[Row]) -> Iterator[Row]:
+def _with_base(rows: Sequence[ResultRow]) -> Iterator[ResultRow]:
     """The rows of one task, with their difference to the base policy and their accuracy under parallelism.
 
     AUP is of the curve from one token a step to this row, so `schedule` must have been run too. The base policy must
@@ -65,7 +65,7 @@ def _with_base(rows: Sequence[Row]) -> Iterator[Row]:
         yield {**row, **change}
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """A table a task; a difference to the base policy only where there is one, AUP if it is known."""
     known = any("aup" in row for row in rows)
     made = []

@@ -19,7 +19,7 @@ from tacg.experiments.evaluate import settings_of
 from tacg.policies import get_policy
 from tacg.policies.probe import Probe
 from tacg.records.bins import CONFIDENCE, SIGNALS, bin_names
-from tacg.records.rows import Ledger, Row, key_of
+from tacg.records.rows import Ledger, ResultRow, key_of
 from tacg.records.surroundings import surroundings
 from tacg.records.tables import Table
 from tacg.shapes import COUNT, Number
@@ -87,13 +87,13 @@ SHAPE = {
 def diagnose(
     llm: LLM, tasks: Sequence[Task], policy: str, sample: Sample, ledger: Ledger | None = None,
     tick: Tick | None = None,
-) -> list[Row]:  # fmt: skip
+) -> list[ResultRow]:  # fmt: skip
     """A row a task: match rates by confidence alone, by each signal within confidence, by support within both; AUCs."""
     ledger = ledger or Ledger()
     weights, rows = llm.identity["weights"], []
     for task in tasks:
         made = resolve(policy, settings_of(task, policy, {}))
-        facts: Row = {
+        facts: ResultRow = {
             "task": task.name, "model": llm.model.spec.name, "policy": made[0].label, "weights": weights,
             "n": sample.n, "seed": sample.seed, "split": sample.split,
         }  # fmt: skip
@@ -131,14 +131,14 @@ def _usable(data: Array, target: str, signal: str) -> Mask:
     return usable
 
 
-def bins(data: Array) -> Iterator[Row]:
+def bins(data: Array) -> Iterator[ResultRow]:
     """Match rates with intervals, for every target, signal and bin that holds a proposal."""
     level = np.digitize(column(data, "confidence"), CONFIDENCE)
     place = {name: np.digitize(column(data, name), edges, right=True) for name, edges in SIGNALS.items()}
     for target in TARGETS:
         for number in range(len(CONFIDENCE) + 1):
             inside = (level == number) & _usable(data, target, "confidence")
-            facts: Row = {"target": target, "confidence": number}
+            facts: ResultRow = {"target": target, "confidence": number}
             yield from _rate(data, inside, facts | {"signal": "confidence"})
             for name, edges in SIGNALS.items():
                 usable = inside & _usable(data, target, name)
@@ -152,7 +152,7 @@ def bins(data: Array) -> Iterator[Row]:
                     yield from _rate(data, chosen, facts | more)
 
 
-def _rate(data: Array, chosen: Mask, facts: Row) -> Iterator[Row]:
+def _rate(data: Array, chosen: Mask, facts: ResultRow) -> Iterator[ResultRow]:
     """The match rate of the chosen proposals; resamples that hold none of them say nothing."""
     count = int(chosen.sum())
     if not count:
@@ -214,7 +214,9 @@ def _auc(values: Array, hit: Mask, level: Any, weights: Array) -> Array:
     return np.where(pairs > 0, won / np.maximum(pairs, 1e-300), np.nan)
 
 
-def tables(rows: Sequence[Row], target: str = "final", signals: Sequence[str] = ("streak", "support")) -> list[Table]:
+def tables(
+    rows: Sequence[ResultRow], target: str = "final", signals: Sequence[str] = ("streak", "support")
+) -> list[Table]:
     """For each task: the AUC of every signal within confidence, and match rates by signal and confidence."""
     made = []
     for row in rows:
@@ -237,7 +239,7 @@ def tables(rows: Sequence[Row], target: str = "final", signals: Sequence[str] = 
     return made
 
 
-def _jointly(row: Row, target: str) -> Table:
+def _jointly(row: ResultRow, target: str) -> Table:
     """Match rates by support among proposals of like confidence and like streak."""
     cells = {
         (each["confidence"], each["streak"], each["bin"]): each for each in row["bins"]
@@ -258,7 +260,7 @@ def _interval(score: Sequence[float] | None) -> str:
     return "" if score is None else f"{score[0]:.2f} ({score[1]:.2f}…{score[2]:.2f})"
 
 
-def _percent(cell: Row | None) -> str:
+def _percent(cell: ResultRow | None) -> str:
     if cell is None:
         return ""
     low, high = cell["match_ci"]

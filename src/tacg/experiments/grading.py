@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from tacg.records.rows import Row
+    from tacg.records.rows import ResultRow
     from tacg.tasks import Grade, Problem, Task
 
 
@@ -55,7 +55,7 @@ def _like(problems: Mapping[str, Problem]) -> str:
 def grade_answers(
     task: Task, problems: Mapping[str, Problem], answers: Mapping[str, str],
     on_grade: Callable[[str, Grade], None] | None = None,
-) -> Row:  # fmt: skip
+) -> ResultRow:  # fmt: skip
     """Grade every answer; the row that sums them up. `missing` is how many problems of the set have none."""
 
     def judge(name: str) -> Grade:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tacg.engine.request import resolve
 from tacg.experiments.evaluate import evaluate, settings_of
-from tacg.records.rows import Ledger, Row, key_of
+from tacg.records.rows import Ledger, ResultRow, key_of
 from tacg.records.summary import by_item
 from tacg.shapes import COUNT, Number
 from tacg.version import __version__
@@ -31,7 +31,7 @@ SHAPE = {
 }  # fmt: skip
 
 
-def impossible(row: Row) -> str:
+def impossible(row: ResultRow) -> str:
     """What contradicts itself in a row of that shape, in words."""
     right, n = row["correct"], row["n"]
     if {*right} <= {"0", "1"} and len(right) == len(row["item_steps"]) == n:
@@ -62,7 +62,7 @@ class Sample:
 
 def run(
     llm: LLM, cells: Iterable[Cell], sample: Sample, ledger: Ledger | None = None, tick: Tick | None = None
-) -> list[Row]:
+) -> list[ResultRow]:
     """A row for each cell, in order. `tick` is told each cell's name and correctness, item by item."""
     ledger = ledger or Ledger()
     weights = llm.identity["weights"]

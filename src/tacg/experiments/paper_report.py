@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tacg.experiments.paper_study import Study
-    from tacg.records.rows import Row
+    from tacg.records.rows import ResultRow
 
 WORTHWHILE = 0.08  # share of steps saved that a user would notice
 INTRODUCTION = """Every figure and table here is drawn from rows by `tacg report`; nothing is typed in. Knobs were tuned
@@ -115,14 +115,14 @@ def labels(study: Study) -> Section:
 # --- what rows say ---------------------------------------------------------------------------------------------------
 
 
-def judgement(row: Row) -> str:
+def judgement(row: ResultRow) -> str:
     """Does a gated point lie above its base policy's frontier? By the 95 % intervals of steps and accuracy together."""
     low, high = zip(row["gained_ci"], *[] if row["beyond"] else [row["saved_ci"]], strict=True)
     better, worse = max(low) > 0, min(high) < 0
     return "helps" if better and not worse else "hurts" if worse and not better else "no clear difference"
 
 
-def abstract(compared: Sequence[Row], diagnosed: Sequence[Row]) -> str:
+def abstract(compared: Sequence[ResultRow], diagnosed: Sequence[ResultRow]) -> str:
     """In short: at how many points a gate helps, on which tasks; and what the signals know beyond confidence."""
     lines = []
     for policy, base in GATED.items():
@@ -148,7 +148,7 @@ def abstract(compared: Sequence[Row], diagnosed: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def verdict(rows: Sequence[Row]) -> str:
+def verdict(rows: Sequence[ResultRow]) -> str:
     """One sentence for each gated point: where it helps and where not."""
     lines = []
     for row in (row for row in rows if "saved" in row):
@@ -160,7 +160,7 @@ def verdict(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def versus(rows: Sequence[Row]) -> list[Table]:
+def versus(rows: Sequence[ResultRow]) -> list[Table]:
     """Every row of the comparison, one table per task."""
     columns = ("decoder", "accuracy %", "steps", "TPF", "n")
     return [
@@ -172,7 +172,7 @@ def versus(rows: Sequence[Row]) -> list[Table]:
     ]  # fmt: skip
 
 
-def _paired_table(rows: Sequence[Row], base: str) -> Table:
+def _paired_table(rows: Sequence[ResultRow], base: str) -> Table:
     """One line per row, with what it changes against the row named `base` on the same problems."""
     bases = {row["task"]: row for row in rows if row["name"] == base}
     lines = []

@@ -15,7 +15,7 @@ from tacg.experiments import ablate, diagnose, sweep, tune
 from tacg.experiments.frontier import over_frontiers
 from tacg.experiments.grid import Cell, Sample, run
 from tacg.policies.base import Wrapper
-from tacg.records.rows import Ledger, Row
+from tacg.records.rows import Ledger, ResultRow
 from tacg.records.stats import front
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Study:
     bar: Callable[[str, int], Any]  # opens a progress bar of a title and a number of problems
     seed: int = 0
     batch_size: int = 32
-    trials: dict[str, list[Row]] = field(default_factory=dict)
+    trials: dict[str, list[ResultRow]] = field(default_factory=dict)
 
     @functools.cached_property
     def ledger(self) -> Ledger:
@@ -93,14 +93,14 @@ class Study:
         """The first `n` problems of a split."""
         return Sample(n, self.seed, split, self.batch_size)
 
-    def run(self, title: str, cells: Sequence[Cell], n: int, split: str = "test") -> list[Row]:
+    def run(self, title: str, cells: Sequence[Cell], n: int, split: str = "test") -> list[ResultRow]:
         """Evaluate cells under one bar."""
         with self.bar(title, n * len(cells)) as tick:
             return run(self.llm, cells, self.sample(n, split), self.ledger, tick)
 
     # -- tuning, on the dev split ----------------------------------------------------------------------------------
 
-    def tuned(self, task: Task, policy: str, *, labels: bool = True) -> list[Row]:
+    def tuned(self, task: Task, policy: str, *, labels: bool = True) -> list[ResultRow]:
         """The front of a search, looked at again on more problems: what was best by luck falls back."""
         title = f"{task.name} · tuning {policy}" + ("" if labels else " without labels")
         if title not in self.trials:
@@ -146,9 +146,9 @@ class Study:
     # -- the comparison, on the test split -------------------------------------------------------------------------
 
     @functools.cached_property
-    def compared(self) -> list[Row]:
+    def compared(self) -> list[ResultRow]:
         """Rows of base policies and of tuned gates, these with what they gain over the base policy's frontier."""
-        rows: list[Row] = []
+        rows: list[ResultRow] = []
         for policy, base in GATED.items():
             n = self.scale.test if base == "confidence" else self.scale.part
             cells = [cell for task in self.tasks for cell in self.rivals(task, policy, base)]
@@ -158,9 +158,9 @@ class Study:
             rows += sorted(mine, key=lambda row: bool(row["spec"] in GATED))
         return over_frontiers(rows, GATED)
 
-    def slower(self, task: Task, base: str, rows: Sequence[Row], n: int) -> list[Row]:
+    def slower(self, task: Task, base: str, rows: Sequence[ResultRow], n: int) -> list[ResultRow]:
         """More of the base policy's frontier: ever higher thresholds, until one is as slow as every gated point."""
-        more: list[Row] = []
+        more: list[ResultRow] = []
         slowest = max(row["steps"] for row in rows)
         threshold = max(self.scale.thresholds)
         while max(row["steps"] for row in (*rows, *more) if row["spec"] == base) < slowest and threshold < ALWAYS:
@@ -200,13 +200,13 @@ class Study:
 
     # -- the rest --------------------------------------------------------------------------------------------------
 
-    def parts(self) -> list[Row]:
+    def parts(self) -> list[ResultRow]:
         """Table 3, Fig. 5 and Table 5: what each part of the gate does."""
         with self.bar("parts", 4 * len(GATED) * len(self.tasks) * self.scale.part) as tick:
             sample = self.sample(self.scale.part)
             return ablate.ablate(self.llm, self.tasks, list(GATED), sample, ledger=self.ledger, tick=tick)
 
-    def maps(self) -> dict[str, list[Row]]:
+    def maps(self) -> dict[str, list[ResultRow]]:
         """Figs. 3 and 4 on the dev split, by name."""
         maps = {}
         for name, x, y in (
@@ -221,19 +221,19 @@ class Study:
         return maps
 
     @functools.cached_property
-    def diagnosed(self) -> list[Row]:
+    def diagnosed(self) -> list[ResultRow]:
         """What every signal knows, one row per task."""
         with self.bar("signals", self.scale.point * len(self.tasks)) as tick:
             sample = self.sample(self.scale.point, "dev")
             return diagnose.diagnose(self.llm, self.tasks, "schedule", sample, self.ledger, tick)
 
-    def variants(self) -> list[Row]:
+    def variants(self) -> list[ResultRow]:
         """Departures from the paper's gate, one at a time."""
         known: dict[str, dict[str, Any]] = {AS_PUBLISHED: {}} | VARIANTS
         cells = [Cell(task, "tacg", knobs, name) for task in self.tasks for name, knobs in known.items()]
         return self.run("variants", cells, self.scale.part)
 
-    def longer(self) -> list[Row]:
+    def longer(self) -> list[ResultRow]:
         """Table 4: answers of twice the length, with the knobs tuned for the usual one."""
         cells = []
         for task in self.tasks:
@@ -244,7 +244,7 @@ class Study:
                 cells += [Cell(task, policy, mine | length, policy, tags) for policy, mine in knobs.items()]
         return self.run("twice the length", cells, self.scale.part)
 
-    def labels(self) -> list[Row]:
+    def labels(self) -> list[ResultRow]:
         """Tuning without labels next to tuning with them, both measured on test problems."""
         cells = []
         for task in self.tasks:

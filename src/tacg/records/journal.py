@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from tacg.records.rows import Row
+    from tacg.records.rows import ResultRow
 
 
 class Journal:
@@ -29,7 +29,7 @@ class Journal:
     def __init__(self, path: Path, header: Mapping[str, Any], *, resume: bool = False) -> None:
         refuse_unwritable(path, resume=resume)
         self.path = path
-        self.header: Row = json.loads(json.dumps(header, default=str))  # as it will be read back
+        self.header: ResultRow = json.loads(json.dumps(header, default=str))  # as it will be read back
         self._turn = threading.Lock()  # rows come from several threads
         self._file = path.open("ab", buffering=0)
         try:
@@ -83,7 +83,7 @@ def refuse_unwritable(path: Path, *, resume: bool) -> None:
         raise TacgError(f"{path} is there already: go on with it (--resume) or name another file.")
 
 
-def read_journal(path: Path) -> tuple[Row, list[Row]]:
+def read_journal(path: Path) -> tuple[ResultRow, list[ResultRow]]:
     """Header and rows of a journal, finished or not."""
     header, rows, _ = _parse(read_bytes(path, "results file"), path)
     if header is None:
@@ -91,7 +91,7 @@ def read_journal(path: Path) -> tuple[Row, list[Row]]:
     return header, rows
 
 
-def refuse_other_settings(path: Path, there: Row, here: Row) -> None:
+def refuse_other_settings(path: Path, there: ResultRow, here: ResultRow) -> None:
     """Raise unless both headers say the same, naming what differs."""
     differs = [
         f"{name[:80]}: {str(before)[:80]} there, {str(now)[:80]} here"
@@ -113,7 +113,7 @@ def _differences(there: Any, here: Any, name: str = "") -> Iterator[tuple[str, A
         yield name, there, here
 
 
-def _parse(content: bytes, path: Path) -> tuple[Row | None, list[Row], int]:
+def _parse(content: bytes, path: Path) -> tuple[ResultRow | None, list[ResultRow], int]:
     """Header, rows and how many bytes they take: what a crash left after the last whole row is not read."""
     rows, end = parse_rows(content, path)
     if rows and not isinstance(rows[0].get("run"), dict):

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tacg.records.rows import Row
+    from tacg.records.rows import ResultRow
 
 COLOURS = ["#4c72b0", "#c44e52", "#55a868", "#8172b3", "#ccb974", "#64b5cd", "#8c8c8c", "#da8bc3"]
 
 
-def draw_plane(rows: Sequence[Row], path: Path) -> Path:
+def draw_plane(rows: Sequence[ResultRow], path: Path) -> Path:
     """The accuracy-TPF plane, a panel a task: a policy is a point, an arrow leads from a base to its gated form."""
     colour = _colours(row["name"] for row in rows)
     figure, panels = _panels(_tasks(rows))
@@ -36,7 +36,7 @@ def draw_plane(rows: Sequence[Row], path: Path) -> Path:
     return _save(figure, panels, path, f"{_about(rows)}, 95 % intervals")
 
 
-def draw_frontier(rows: Sequence[Row], path: Path) -> Path:
+def draw_frontier(rows: Sequence[ResultRow], path: Path) -> Path:
     """Accuracy over TPF as one knob moves, a line a policy."""
     colour = _colours(row["spec"] for row in rows)
     figure, panels = _panels(_tasks(rows))
@@ -51,7 +51,7 @@ def draw_frontier(rows: Sequence[Row], path: Path) -> Path:
     return _save(figure, panels, path, f"{_about(rows)}, 95 % intervals; {rows[0]['x_name']} moves")
 
 
-def draw_heat(rows: Sequence[Row], path: Path) -> Path:
+def draw_heat(rows: Sequence[ResultRow], path: Path) -> Path:
     """Two knobs against each other: accuracy in the upper row of panels, tokens per forward in the lower one."""
     tasks = _tasks(rows)
     figure, panels = _panels(
@@ -74,7 +74,7 @@ def draw_heat(rows: Sequence[Row], path: Path) -> Path:
     return _save(figure, panels, path, f"{rows[0]['spec']}, {_about(rows)}")
 
 
-def draw_dynamics(rows: Sequence[Row], path: Path) -> Path:
+def draw_dynamics(rows: Sequence[ResultRow], path: Path) -> Path:
     """The paper's Fig. 5: tokens committed at each step beyond what the baseline commits there."""
     groups = list(dict.fromkeys((row["task"], row["gate"], row["over"]) for row in rows))
     colour = _colours(row["name"] for row in rows if row["name"] != "baseline")
@@ -91,7 +91,7 @@ def draw_dynamics(rows: Sequence[Row], path: Path) -> Path:
     return _save(figure, panels, path, _about(rows))
 
 
-def draw_match(rows: Sequence[Row], path: Path, target: str = "final") -> Path:
+def draw_match(rows: Sequence[ResultRow], path: Path, target: str = "final") -> Path:
     """The paper's Fig. 1: match by streak and by support within bins of confidence; and the calibration curve."""
     titles = [f"{row['task']}: {what}" for row in rows for what in ("streak", "support", "calibration")]
     figure, panels = _panels(titles, columns=3)
@@ -113,7 +113,7 @@ def draw_match(rows: Sequence[Row], path: Path, target: str = "final") -> Path:
     return _save(figure, panels, path, about)
 
 
-def draw_trials(rows: Sequence[Row], path: Path) -> Path:
+def draw_trials(rows: Sequence[ResultRow], path: Path) -> Path:
     """What a search tried: quality over steps, and the front of the best trade-offs as a line."""
     figure, panels = _panels([rows[0]["policy"].partition("(")[0]])
     (_, panel), best = panels[0], front(rows)
@@ -125,7 +125,7 @@ def draw_trials(rows: Sequence[Row], path: Path) -> Path:
     return _save(figure, panels, path, f"{rows[0]['model']}, {len(rows)} trials")
 
 
-def draw_gain(rows: Sequence[Row], path: Path) -> Path:
+def draw_gain(rows: Sequence[ResultRow], path: Path) -> Path:
     """How many times faster each cache is, over the length of the prompt."""
     families = list(dict.fromkeys(row["family"] for row in rows))
     figure, panels = _panels(families)
@@ -139,7 +139,7 @@ def draw_gain(rows: Sequence[Row], path: Path) -> Path:
     return _save(figure, panels, path, f"random weights, one row, {rows[0]['hardware']}")
 
 
-def draw_growth(rows: Sequence[Row], path: Path) -> Path:
+def draw_growth(rows: Sequence[ResultRow], path: Path) -> Path:
     """Milliseconds of each subject as one measure of the shape changes and the others stay as in the first row."""
     names = [name for name in ("vocabulary", "positions", "batch", "prompt", "masked") if name in rows[0]]
     varied = [name for name in names if len({row[name] for row in rows}) > 1]
@@ -161,7 +161,7 @@ def draw_growth(rows: Sequence[Row], path: Path) -> Path:
     return _save(figure, panels, path, f"one thing varied at a time, {rows[0]['hardware']}")
 
 
-def draw_shares(rows: Sequence[Row], path: Path) -> Path:
+def draw_shares(rows: Sequence[ResultRow], path: Path) -> Path:
     """Tokens a second by batch size, where the time goes, and how near a random model gets to its products."""
     mine, bound = ([row for row in rows if name in row] for name in ("shares", "share_of_limit"))
     figure, panels = _panels(["speed", "shares", "limit"])
@@ -180,18 +180,18 @@ def draw_shares(rows: Sequence[Row], path: Path) -> Path:
     return _save(figure, panels, path, f"{mine[0]['model']}, {mine[0]['policy']}")
 
 
-def _bin(cell: Row) -> int:
+def _bin(cell: ResultRow) -> int:
     return int(cell["bin"])
 
 
-def _whisker(panel: Any, xs: Sequence[float], cells: Sequence[Row], colour: str, label: str) -> None:
+def _whisker(panel: Any, xs: Sequence[float], cells: Sequence[ResultRow], colour: str, label: str) -> None:
     ys = [100 * cell["match"] for cell in cells]
     low = [max(0.0, y - 100 * cell["match_ci"][0]) for y, cell in zip(ys, cells, strict=True)]
     high = [max(0.0, 100 * cell["match_ci"][1] - y) for y, cell in zip(ys, cells, strict=True)]
     panel.errorbar(xs, ys, yerr=[low, high], fmt="o-", color=colour, label=label, capsize=2, markersize=4, linewidth=1)
 
 
-def _point(panel: Any, row: Row, colour: str, label: str | None) -> None:
+def _point(panel: Any, row: ResultRow, colour: str, label: str | None) -> None:
     low, high = (100 * edge for edge in row["accuracy_ci"])
     y = 100 * row["accuracy"]
     panel.errorbar(
@@ -203,7 +203,7 @@ def _at(values: Sequence[float], place: int) -> float:
     return values[place] if place < len(values) else 0.0
 
 
-def _tasks(rows: Sequence[Row]) -> list[str]:
+def _tasks(rows: Sequence[ResultRow]) -> list[str]:
     return list(dict.fromkeys(row["task"] for row in rows))
 
 
@@ -211,7 +211,7 @@ def _colours(names: Any) -> dict[str, str]:
     return {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(dict.fromkeys(names))}
 
 
-def _about(rows: Sequence[Row]) -> str:
+def _about(rows: Sequence[ResultRow]) -> str:
     first, sizes = rows[0], sorted({row["n"] for row in rows})
     many = " or ".join(str(size) for size in sizes)
     return f"{first['model']}, n = {many} a task, seed {first['seed']}"

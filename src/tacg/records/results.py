@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from tacg.records.rows import Row
+    from tacg.records.rows import ResultRow
 
 SOME = Number(1, whole=True)
 HEADER = {
@@ -86,7 +86,7 @@ class Results:
             self.journal.put_in_order(_row(number, self.items[number]) for number in sorted(self.items))
 
 
-def read_results(path: Path) -> tuple[Row, dict[int, Item]]:
+def read_results(path: Path) -> tuple[ResultRow, dict[int, Item]]:
     """Header and items of a results file, finished or not."""
     header, rows = read_journal(path)
     if wrong := misfit(header, HEADER):
@@ -94,11 +94,11 @@ def read_results(path: Path) -> tuple[Row, dict[int, Item]]:
     return header, _items(rows, path, header["run"]["n"])
 
 
-def _row(number: int, item: Item) -> Row:
+def _row(number: int, item: Item) -> ResultRow:
     return {"number": number, **asdict(item)}
 
 
-def _items(rows: Sequence[Row], path: Path, n: int, ids: Sequence[str] = ()) -> dict[int, Item]:
+def _items(rows: Sequence[ResultRow], path: Path, n: int, ids: Sequence[str] = ()) -> dict[int, Item]:
     """The items of a run with `n` problems, by number; raises at the first row that cannot be one."""
     items: dict[int, Item] = {}
     lines: dict[str, int] = {}  # by id
@@ -111,7 +111,7 @@ def _items(rows: Sequence[Row], path: Path, n: int, ids: Sequence[str] = ()) -> 
     return items
 
 
-def _impossible(row: Row, n: int) -> str:
+def _impossible(row: ResultRow, n: int) -> str:
     """What contradicts itself in a row, in words."""
     known = {"number", *Item.__dataclass_fields__}
     if more := sorted(row.keys() - known):
@@ -125,7 +125,7 @@ def _impossible(row: Row, n: int) -> str:
     return ""
 
 
-def _of_another(row: Row, items: Mapping[int, Item], lines: Mapping[str, int], ids: Sequence[str]) -> str:
+def _of_another(row: ResultRow, items: Mapping[int, Item], lines: Mapping[str, int], ids: Sequence[str]) -> str:
     """Whether the row answers another problem than its number says, or one that has been answered, in words."""
     name, number = row["id"], row["number"]
     if name in lines:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-Row = dict[str, Any]
+ResultRow = dict[str, Any]
 PAUSE = 0.2  # seconds: long enough for another process to end its line
 
 
-def write_rows(path: Path, rows: Iterable[Row]) -> None:
+def write_rows(path: Path, rows: Iterable[ResultRow]) -> None:
     """Append rows to a JSONL file: other processes may append to it, too."""
     real = place_of(path)
     try:
@@ -54,12 +54,12 @@ def lock(file: BinaryIO, *, give_back: bool = False, wait: bool = True) -> None:
         fcntl.flock(file, fcntl.LOCK_UN if give_back else fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[ResultRow]:
     """The rows of a JSONL file. A last line that was cut off in the middle is left out."""
     return parse_rows(read_bytes(path, "file of rows"), path)[0]
 
 
-def parse_rows(content: bytes, path: Path) -> tuple[list[Row], int]:
+def parse_rows(content: bytes, path: Path) -> tuple[list[ResultRow], int]:
     """The rows of a JSONL file's content, one for each line, and how many bytes they take.
 
     A crash may have cut off what follows.
@@ -80,7 +80,7 @@ class Ledger:
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, ResultRow] = {}
         self._lines: dict[str, int] = {}  # where the rows are that were there
         if path is not None:
             make_room(path)
@@ -104,8 +104,8 @@ class Ledger:
                 self.rows[row["key"]], self._lines[row["key"]] = row, line
 
     def get(
-        self, key: str, shape: Mapping[str, Any], impossible: Callable[[Row], str] = lambda row: ""
-    ) -> Row | None:  # fmt: skip
+        self, key: str, shape: Mapping[str, Any], impossible: Callable[[ResultRow], str] = lambda row: ""
+    ) -> ResultRow | None:  # fmt: skip
         """The row that was made under this key. Nobody can go on with one of another shape, or an impossible one."""
         row = self.rows.get(key)
         if row is not None and key in self._lines and (wrong := misfit(row, dict(shape)) or impossible(row)):
@@ -113,9 +113,9 @@ class Ledger:
             raise _no_row(self.path, self._lines[key], wrong)
         return row
 
-    def add(self, key: str, row: Row) -> Row:
+    def add(self, key: str, row: ResultRow) -> ResultRow:
         """Keep a row, on disk at once."""
-        kept: Row = json.loads(json.dumps({**row, "key": key}))  # as it will be read back
+        kept: ResultRow = json.loads(json.dumps({**row, "key": key}))  # as it will be read back
         self.rows[key] = kept
         if self.path is not None:
             write_rows(self.path, [kept])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tacg.records.rows import Row
+    from tacg.records.rows import ResultRow
 
 Z95 = 1.959963984540054
 
@@ -61,7 +61,7 @@ def aup(points: Sequence[tuple[float, float]], *, best: float | None = None, alp
     return area
 
 
-def front(rows: Sequence[Row]) -> list[Row]:
+def front(rows: Sequence[ResultRow]) -> list[ResultRow]:
     """The rows that none beats in both quality and steps, fastest first."""
     best, kept = -math.inf, []
     for row in sorted(rows, key=lambda row: (row["steps"], -row["quality"])):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tacg.records.results import Item
-    from tacg.records.rows import Row
+    from tacg.records.rows import ResultRow
 
 
 def summary(items: Sequence[Item], task: str, model: str, policy: str, seed: int) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def strict_accuracy(items: Sequence[Item]) -> dict[str, float]:
     return {"accuracy_strict": sum(strict) / len(strict)} if strict else {}
 
 
-def by_item(items: Sequence[Item]) -> Row:
+def by_item(items: Sequence[Item]) -> ResultRow:
     """What pairing and dynamics need of the items: correctness, steps, and mean commits at each step."""
     pace = [sum(counts) for counts in zip_longest(*(item.pace for item in items), fillvalue=0)]
     return {
@@ -51,7 +51,7 @@ def by_item(items: Sequence[Item]) -> Row:
     }
 
 
-def paired(row: Row, base: Row) -> Row:
+def paired(row: ResultRow, base: ResultRow) -> ResultRow:
     """What a row changes over another one, problem by problem: differences with 95 % intervals, McNemar's p.
 
     Nothing if it is the same row.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tacg.records.rows import Row
+    from tacg.records.rows import ResultRow
 
 PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>{{ title }}</title>
@@ -113,13 +113,13 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> Path:
     return write_file(path, text)
 
 
-def accuracy(row: Row) -> str:
+def accuracy(row: ResultRow) -> str:
     """Percent right, with its 95 % interval."""
     low, high = row["accuracy_ci"]
     return f"{100 * row['accuracy']:.1f} ({100 * low:.0f}…{100 * high:.0f})"
 
 
-def change(row: Row, name: str, scale: float = 1.0) -> str:
+def change(row: ResultRow, name: str, scale: float = 1.0) -> str:
     """A paired difference with its 95 % interval; nothing if the row was not paired."""
     if row.get("base") is None:
         return ""
@@ -127,7 +127,7 @@ def change(row: Row, name: str, scale: float = 1.0) -> str:
     return f"{scale * row[f'{name}_diff']:+.1f} ({low:+.1f}…{high:+.1f})"
 
 
-def gain(row: Row, name: str) -> str:
+def gain(row: ResultRow, name: str) -> str:
     """`saved` (steps) or `gained` (accuracy) over a frontier in percent, with its 95 % interval; nothing if unknown."""
     if name not in row:
         return ""
@@ -135,7 +135,7 @@ def gain(row: Row, name: str) -> str:
     return f"{100 * row[name]:+.1f} ({low:+.1f}…{high:+.1f})"
 
 
-def provenance(rows: Sequence[Row]) -> str:
+def provenance(rows: Sequence[ResultRow]) -> str:
     """What the numbers rest on, in one line: what differs between rows is listed, what a row lacks is left out."""
     said = []
     for name, phrase in (

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tacg.records.rows import Row
+    from tacg.records.rows import ResultRow
 
 COLUMNS = ("policy", "n", "accuracy %", "steps", "TPF", "total TPF", "Δ accuracy", "p", "Δ steps")
 
 
-def row_of(path: Path) -> Row:
+def row_of(path: Path) -> ResultRow:
     """The row of a results file, finished or not: `n` is what is there, `of` what was asked for, `numbers` which."""
     header, items = read_results(path)
     if not items:
@@ -30,9 +30,9 @@ def row_of(path: Path) -> Row:
     return row | facts | by_item(ordered)
 
 
-def rows_of(paths: Sequence[Path]) -> list[Row]:
+def rows_of(paths: Sequence[Path]) -> list[ResultRow]:
     """A row a file; the first one of the same model on the same problems is what the others are paired with."""
-    first: dict[tuple[Any, ...], Row] = {}
+    first: dict[tuple[Any, ...], ResultRow] = {}
     rows = []
     for path in paths:
         row = row_of(path)
@@ -41,7 +41,7 @@ def rows_of(paths: Sequence[Path]) -> list[Row]:
     return rows
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """A table a task and model."""
     made = []
     for task, model in dict.fromkeys((row["task"], row["model"]) for row in rows):
