@@ -22,7 +22,7 @@ from tacg.records.results import read_results
 from tacg.records.rows import Ledger
 from tacg.records.tabulate import rows_of, tables
 from tacg.tasks import get_task
-from tests.test_cli import TACG
+from tests.cli.test_cli import TACG
 
 TASK = get_task("pocket-sudoku")
 SHORT = {"gen_length": 12, "block_length": 6}

@@ -16,7 +16,7 @@ import pytest
 
 import tacg
 from tacg.cli.chat import COMMANDS, Conversation, settled
-from tests.test_cli import TACG
+from tests.cli.test_cli import TACG
 
 SHORT = ["-m", "tiny", "-s", "gen_length=16"]
 

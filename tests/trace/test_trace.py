@@ -16,7 +16,7 @@ from tacg.errors import TacgError
 from tacg.models.tiny import write_checkpoint
 from tacg.trace import Trace, read_trace, record, replay
 from tacg.trace.player import write_player
-from tests.test_cli import TACG
+from tests.cli.test_cli import TACG
 
 SETTINGS = {"gen_length": 24, "block_length": 12, "early_stop": False}
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")

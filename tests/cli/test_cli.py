@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 TACG = str(Path(sys.executable).with_name("tacg"))
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def tacg(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

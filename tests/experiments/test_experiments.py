@@ -29,7 +29,7 @@ from tacg.records.rows import Ledger, read_rows, write_rows
 from tacg.records.stats import aup, mcnemar, paired_bootstrap, wilson
 from tacg.records.tables import Section, write_page
 from tacg.tasks import get_task
-from tests.test_cli import TACG
+from tests.cli.test_cli import TACG
 
 KEYS = "task model policy n seed accuracy accuracy_ci steps tpf tpf_ratio forwards seconds tokens_per_second"
 

@@ -18,7 +18,7 @@ from tacg.records.rows import read_rows
 from tacg.tasks import get_task, task_names
 
 HOME = locate("pocket")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ from tacg.tasks.mbpp import between_marks
 from tacg.tasks.numbers import whole_number
 from tacg.tasks.released import gsm8k_answer, math_equal
 
-PUBLIC = Path(os.environ.get("TACG_SETS", Path(__file__).parents[2] / "shared" / "data"))
+PUBLIC = Path(os.environ.get("TACG_SETS", Path(__file__).parents[3] / "shared" / "data"))
 public = pytest.mark.skipif(
     not (PUBLIC / SETS["gsm8k"][0]).is_file(), reason="the public sets are not at hand (TACG_SETS)"
 )
@@ -469,7 +469,7 @@ def test_however_a_solution_is_written(name: str) -> None:
 
 
 def test_the_documented_table_is_drawn_from_its_rows() -> None:
-    docs = Path(__file__).parents[1] / "docs"
+    docs = Path(__file__).parents[2] / "docs"
     rows = [json.loads(line) for line in (docs / "benchmarks.jsonl").read_text(encoding="utf-8").splitlines()]
     page = (docs / "benchmarks.md").read_text(encoding="utf-8")
     lines = style_table(rows).lines

@@ -12,7 +12,7 @@ from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request, resolve
 from tacg.models.scripted import ScriptedDenoiser
 from tacg.policies import Policy, get_policy
-from tests.test_policies import signals
+from tests.policies.test_policies import signals
 from tests.worlds import ReactiveDenoiser
 
 VOCAB = 8

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tacg.cli.main import run
-from tests.test_cli import TACG
+from tests.cli.test_cli import TACG
 
 pytestmark = pytest.mark.usefixtures("_no_hang")
 

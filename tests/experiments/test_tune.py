@@ -17,7 +17,7 @@ from tacg.experiments.tune import Range, agreement, by_agreement, by_labels, cho
 from tacg.records.rows import Ledger
 from tacg.records.stats import front
 from tacg.tasks import get_task
-from tests.test_cli import TACG
+from tests.cli.test_cli import TACG
 
 
 def bowl(settings: Mapping[str, Any], name: str) -> dict[str, Any]:

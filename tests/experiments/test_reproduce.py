@@ -13,7 +13,7 @@ from tacg import TacgError
 from tacg.engine.request import resolve
 from tacg.experiments.evaluate import settings_of
 from tacg.experiments.reproduce import NAMES, Stage, paper, plan, runs_of, tables
-from tests.test_cli import ROOT, TACG, tacg
+from tests.cli.test_cli import ROOT, TACG, tacg
 
 SOURCE = ROOT.parent / "shared/paper/tacg.tex"
 needs_paper = pytest.mark.skipif(not SOURCE.is_file(), reason="the paper's source is not here")

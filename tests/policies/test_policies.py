@@ -169,7 +169,7 @@ def test_entry_points_announce_policies(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_module_may_register_and_announce_the_same_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The example of the docs as an installed package; and one that cannot be imported beside it."""
-    (tmp_path / "somebodys.py").write_text((Path(__file__).parents[1] / "examples/own_policy.py").read_text())
+    (tmp_path / "somebodys.py").write_text((Path(__file__).parents[2] / "examples/own_policy.py").read_text())
     monkeypatch.syspath_prepend(tmp_path)
     points = EntryPoints([
         EntryPoint("bold", "somebodys:Bold", "tacg.policies"),
