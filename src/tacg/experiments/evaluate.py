@@ -143,16 +143,16 @@ def describe(
     seed: int,
 ) -> dict[str, Any]:  # fmt: skip
     """All that the answers of a run depend on. The batch is not part of it: no row feels its neighbours."""
-    made, decode = resolve(policy, settings)
+    rule, decode = resolve(policy, settings)
     asked = [(each.id, each.asked, each.answer, dict(each.data)) for each in problems]
     return {
         "run": {
-            "task": task.name, "split": split, "seed": seed, "n": len(problems), "policy": made.label,
-            "base": getattr(getattr(made, "base", None), "label", None), "data": key_of(problems=asked),
+            "task": task.name, "split": split, "seed": seed, "n": len(problems), "policy": rule.label,
+            "base": getattr(getattr(rule, "base", None), "label", None), "data": key_of(problems=asked),
         },
         "model": dict(llm.identity),
         "task": {name: value for name, value in task.values().items() if name not in PATHS},
-        "policy": made.values(),
+        "policy": rule.values(),
         "decode": {**decode.values(), "suppress": list(decode.suppress)},
         "versions": {"tacg": __version__, "torch": str(torch.__version__)},
     }  # fmt: skip

@@ -76,14 +76,14 @@ def run(
         )  # fmt: skip
         row = ledger.get(key, SHAPE, impossible)
         if row is None:
-            told = (
+            on_item = (
                 (lambda item, name=name, task=cell.task: tick(f"{task.name} · {name}", item.correct)) if tick else None
             )
-            made = evaluate(
+            evaluation = evaluate(
                 llm, cell.task, cell.policy, n=sample.n, seed=sample.seed, split=sample.split,
-                batch_size=sample.batch_size, settings=dict(cell.settings), on_item=told,
+                batch_size=sample.batch_size, settings=dict(cell.settings), on_item=on_item,
             )  # fmt: skip
-            row = ledger.add(key, made.row | by_item(made.items) | {"weights": weights})
+            row = ledger.add(key, evaluation.row | by_item(evaluation.items) | {"weights": weights})
         elif tick is not None:
             for mark in row["correct"]:
                 tick(f"{cell.task.name} · {name}", mark == "1")

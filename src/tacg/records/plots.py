@@ -97,14 +97,14 @@ def draw_match(rows: Sequence[ResultRow], path: Path, target: str = "final") -> 
     figure, panels = _panels(titles, columns=3)
     for number, (title, panel) in enumerate(panels):
         row, signal = rows[number // 3], ("streak", "support", "confidence")[number % 3]
-        found = [each for each in row["bins"] if (each["target"], each["signal"]) == (target, signal)]
+        cells = [each for each in row["bins"] if (each["target"], each["signal"]) == (target, signal)]
         if signal == "confidence":
-            _whisker(panel, [each["mean_confidence"] for each in found], found, "#444444", "all proposals")
+            _whisker(panel, [each["mean_confidence"] for each in cells], cells, "#444444", "all proposals")
             panel.plot([0, 1], [0, 100], color="#999", linewidth=0.8)
             panel.set(title=title, xlabel="confidence", ylabel="match, %")
             continue
         for level, name in enumerate(bin_names("confidence")):
-            line = sorted((each for each in found if each["confidence"] == level and each["count"] >= 20), key=_bin)
+            line = sorted((each for each in cells if each["confidence"] == level and each["count"] >= 20), key=_bin)
             if line:
                 _whisker(panel, [each["bin"] for each in line], line, COLOURS[level], f"confidence {name}")
         panel.set_xticks(range(len(bin_names(signal))), bin_names(signal), fontsize=8)
@@ -149,10 +149,10 @@ def draw_growth(rows: Sequence[ResultRow], path: Path) -> Path:
         fixed = {name: rows[0][name] for name in (*names, "dtype") if name != axis and name in rows[0]}
         mine = sorted((row for row in rows if row | fixed == row), key=lambda row: row[axis])
         for subject in dict.fromkeys(row["subject"] for row in mine):
-            found = [row for row in mine if row["subject"] == subject]
-            if len(found) > 1:
-                spread = [[row["ms"][1] - row["ms"][0], row["ms"][2] - row["ms"][1]] for row in found]
-                xs, ys = [row[axis] for row in found], [row["ms"][1] for row in found]
+            points = [row for row in mine if row["subject"] == subject]
+            if len(points) > 1:
+                spread = [[row["ms"][1] - row["ms"][0], row["ms"][2] - row["ms"][1]] for row in points]
+                xs, ys = [row[axis] for row in points], [row["ms"][1] for row in points]
                 panel.errorbar(xs, ys, list(zip(*spread, strict=True)), fmt="o-", color=colour[subject], label=subject)
         panel.set(
             title=f"over {axis}", xlabel=axis, ylabel="ms a step, p50 (p20 to p80)", xlim=(0, None), ylim=(0, None)

@@ -142,9 +142,9 @@ def provenance(rows: Sequence[ResultRow]) -> str:
         ("model", "{}"), ("n", "n = {} a task"), ("seed", "seed {}"), ("split", "{} split"), ("dtype", "{}"),
         ("hardware", "{}"), ("version", "tacg {}"),
     ):  # fmt: skip
-        found = sorted({row[name] for row in rows if name in row})
-        if found:
-            said.append(phrase.format(", ".join(map(str, found))))
+        values = sorted({row[name] for row in rows if name in row})
+        if values:
+            said.append(phrase.format(", ".join(map(str, values))))
     if any("accuracy" in row for row in rows):
         said.append("brackets: 95 % intervals, Δ paired by problem")
     return " · ".join(said)

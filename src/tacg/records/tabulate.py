@@ -43,7 +43,7 @@ def rows_of(paths: Sequence[Path]) -> list[ResultRow]:
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """A table a task and model."""
-    made = []
+    by_model = []
     for task, model in dict.fromkeys((row["task"], row["model"]) for row in rows):
         lines = [
             (
@@ -53,5 +53,5 @@ def tables(rows: Sequence[ResultRow]) -> list[Table]:
             )
             for row in rows if (row["task"], row["model"]) == (task, model)
         ]  # fmt: skip
-        made.append(Table(f"{task}, {model}", COLUMNS, tuple(lines)))
-    return made
+        by_model.append(Table(f"{task}, {model}", COLUMNS, tuple(lines)))
+    return by_model
