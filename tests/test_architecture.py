@@ -21,7 +21,7 @@ TESTS = Path(__file__).parent
 # Lower floors first. A room imports from its own and from lower floors, but not from its neighbours on the same one.
 FLOORS = (
     "errors version madvise",
-    "files shapes templates",
+    "files shapes templates canvas",
     "knobs types text records sandbox",
     "scan tasks",
     "gate lazy",

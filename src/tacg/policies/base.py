@@ -25,13 +25,19 @@ State = dict[str, Any]  # tensors whose first axis is the row; may nest
 class Policy(Knobs):
     """Decides when proposals are committed. Subclasses are frozen dataclasses; one file per published decoder.
 
-    name   what users type; the register sets it where a class does not
-    needs  signals beyond token and confidence that `decide` reads
+    name     what users type; the register sets it where a class does not
+    needs    signals beyond token and confidence that `decide` reads
+    revises  whether it re-masks or edits what is committed
 
     Progress is the engine's business: a policy may accept nothing, and the engine then commits by `Decision.rank`.
     """
 
     name: ClassVar[str] = ""
+
+    @property
+    def revises(self) -> bool:
+        """Whether it may re-mask or edit what is committed: text of an open block is not final then."""
+        return False
 
     @property
     def needs(self) -> Needs:
@@ -69,6 +75,11 @@ class Wrapper(Policy):
     """A policy over another policy, spelled `wrapper+base`; `wrapper` alone wraps `confidence`."""
 
     base: Policy
+
+    @property
+    def revises(self) -> bool:
+        """As the base policy."""
+        return self.base.revises
 
     def choose(self, branches: Signals, state: State) -> Tensor:
         """The base policy's choice."""
