@@ -17,7 +17,7 @@ from rich.progress import Progress
 
 import tacg
 from tacg.experiments.evaluate import evaluate
-from tacg.experiments.rows import read_rows, write_rows
+from tacg.records.rows import read_rows, write_rows
 from tacg.tasks import get_task, task_names
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import functools
 import pytest
 
 from tacg.bench.device import KINDS, Case, cases, count, row_of
-from tacg.experiments.rows import Row
 from tacg.models.base import Denoiser
+from tacg.records.rows import ResultRow
 
 # model, policy, case, rows: the median of kernels, reads and uploads in steps in which no row comes or goes.
 LIMITS = {
@@ -30,12 +30,12 @@ def known() -> dict[tuple[str, str, str, int], tuple[Denoiser, Case]]:
 
 
 @pytest.fixture(params=LIMITS, ids=lambda key: "-".join(map(str, key)))
-def measured(request: pytest.FixtureRequest) -> tuple[tuple[int, int, int], Row]:
+def measured(request: pytest.FixtureRequest) -> tuple[tuple[int, int, int], ResultRow]:
     model, case = known()[request.param]
     return LIMITS[request.param], row_of(case, count(model, case.requests))
 
 
-def test_a_steady_step_stays_within_its_limits(measured: tuple[tuple[int, int, int], Row]) -> None:
+def test_a_steady_step_stays_within_its_limits(measured: tuple[tuple[int, int, int], ResultRow]) -> None:
     limits, row = measured
     assert row["steady_steps"] >= 8, "there is something to take a median of"
     assert row["scan"].startswith("triton"), "what a CUDA user gets"

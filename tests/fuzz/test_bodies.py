@@ -16,9 +16,9 @@ from tests.fuzz.damage import DAMAGE, edited, harmed, one
 pytest.importorskip("starlette")
 
 from tacg.serve.app import Service
-from tacg.serve.ask import Defaults
 from tacg.serve.guard import Access
 from tacg.serve.limits import Limits
+from tacg.serve.parse_request import Defaults
 
 pytestmark = pytest.mark.usefixtures("_no_hang")
 SMALL: dict[str, Any] = {"gen_length": 8, "block_length": 8}

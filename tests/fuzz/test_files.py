@@ -16,13 +16,14 @@ from tacg.engine.request import resolve
 from tacg.experiments.compare import tables as compared
 from tacg.experiments.evaluate import evaluate
 from tacg.experiments.grading import read_answers
-from tacg.experiments.grid import SHAPE, Cell, Sample, impossible, paired
+from tacg.experiments.grid import SHAPE, Cell, Sample, impossible
 from tacg.experiments.grid import run as run_cells
-from tacg.experiments.journal import Journal
-from tacg.experiments.results import read_results
-from tacg.experiments.rows import Ledger, read_rows
-from tacg.experiments.tabulate import rows_of, tables
 from tacg.policies import find_preset, get_policy
+from tacg.records.journal import Journal
+from tacg.records.results import read_results
+from tacg.records.rows import Ledger, read_rows
+from tacg.records.summary import paired
+from tacg.records.tabulate import rows_of, tables
 from tacg.scale.bulk import _names
 from tacg.tasks import get_task
 from tacg.trace import read_trace, record, replay
@@ -86,7 +87,7 @@ def sound(llm: tacg.LLM, tmp_path_factory: pytest.TempPathFactory) -> Sound:
 
     def ledger(path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("tacg.experiments.rows.PAUSE", 0)  # nobody else writes here
+            patch.setattr("tacg.records.rows.PAUSE", 0)  # nobody else writes here
             row = Ledger(path).get(rows[0]["key"], SHAPE, impossible)
         if row is not None:
             compared([{**row, "name": "x", **paired(row, rows[0] | {"name": "base"})}])

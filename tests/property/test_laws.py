@@ -324,7 +324,7 @@ def test_law_9_no_dead_knobs_in_the_decode() -> None:
     policy: Knobs = get_policy("confidence", threshold=0.5)
     dead = []
     for each in Decode().knobs().values():
-        if each.name in ("scan", "memory"):  # they change what a decode costs, not what it decides: tests/test_scan.py
+        if each.name in ("scan", "memory"):  # they change what a decode costs, not what it decides: tests/scan
             continue
         settings = {"gen_length": 20, "block_length": 20} | CONTEXT.get(each.name, {})
         # What is observed beyond the block matters only to a policy that remembers.

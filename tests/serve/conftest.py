@@ -14,9 +14,9 @@ from openai import OpenAI
 
 import tacg
 from tacg.serve.app import Service
-from tacg.serve.ask import Defaults
 from tacg.serve.guard import Access
 from tacg.serve.limits import Limits
+from tacg.serve.parse_request import Defaults
 from tacg.serve.run import Server, address, bind
 
 SHORT = Defaults("tacg", {"gen_length": 24, "block_length": 8})

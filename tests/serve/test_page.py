@@ -23,8 +23,8 @@ import tacg
 from tacg.engine.events import Step
 from tacg.serve.guard import Access
 from tacg.types import Output
+from tests.cli.test_cli import ROOT
 from tests.serve.conftest import Running, running, wait_until
-from tests.test_cli import ROOT
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 FILES = {"index.html", "page.css", "page.js", "canvas.css", "canvas.js", "icon.svg"}

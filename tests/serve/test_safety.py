@@ -23,9 +23,9 @@ from tacg.errors import TacgError
 from tacg.knobs import Knob
 from tacg.policies import get_policy
 from tacg.serve import app
-from tacg.serve.ask import NEUTRAL_CHAT, NEUTRAL_COMPLETION
 from tacg.serve.guard import LOCAL, Access
 from tacg.serve.limits import Limits
+from tacg.serve.parse_request import NEUTRAL_CHAT, NEUTRAL_COMPLETION
 from tacg.serve.run import bind
 from tests.serve.conftest import Running, running, wait_until
 

@@ -29,7 +29,7 @@ class Gone(Exception):  # noqa: N818 - the server's connection ended early; that
 
 
 @dataclass(frozen=True)
-class Ask:
+class ClientRequest:
     """A request, the status it must get, and what `answer` must make of the response."""
 
     method: str
@@ -38,7 +38,7 @@ class Ask:
     status: int
     wanted: Any = None
 
-    def streamed(self) -> Ask:
+    def streamed(self) -> ClientRequest:
         """The same, but it is to come bit by bit."""
         return replace(self, body=json.dumps(json.loads(self.body) | {"stream": True}).encode())
 
@@ -87,7 +87,7 @@ class Got:
     text: str
 
 
-class Line:
+class ClientConnection:
     """A connection to this machine."""
 
     def __init__(self, port: int) -> None:
@@ -109,7 +109,7 @@ class Line:
         """The first that comes."""
         return await self._reader.read(200)
 
-    async def ask(self, ask: Ask, pause: float = 0.0) -> Got:
+    async def ask(self, ask: ClientRequest, pause: float = 0.0) -> Got:
         """A whole exchange; with a pause after every little bit that is read."""
         await self.send(ask.content())
         found = b""
@@ -142,10 +142,10 @@ def _unchunked(body: bytes) -> Iterator[bytes]:
 # -- what is asked ---------------------------------------------------------------------------------------------------
 
 
-def workload(llm: LLM, each: int = EACH, seed: int = 0) -> list[Ask]:
+def workload(llm: LLM, each: int = EACH, seed: int = 0) -> list[ClientRequest]:
     """Asks of every kind, each with the answer that it gets without a server; and bodies that are none."""
     prompts = [list(get_task(name).problems("dev", len(POLICIES) * each, seed=seed)) for name in task_names()]
-    made: list[Ask] = []
+    made: list[ClientRequest] = []
     for number in range(len(POLICIES) * each):
         policy = POLICIES[number % len(POLICIES)]
         settings: dict[str, Any] = {"gen_length": LENGTHS[number % 3], "block_length": 16, "seed": seed + number}
@@ -159,14 +159,14 @@ def workload(llm: LLM, each: int = EACH, seed: int = 0) -> list[Ask]:
         made += [*asked, *(each.streamed() for each in asked), _decode(llm, texts[0], policy, settings)]
     made.append(_replay(llm))
     posts = ("/v1/chat/completions", "/v1/completions", "/v1/decode", "/v1/replay")
-    return made + [Ask("POST", path, body, 400) for path in posts for body in BROKEN]
+    return made + [ClientRequest("POST", path, body, 400) for path in posts for body in BROKEN]
 
 
-def _post(path: str, wanted: Any, **body: Any) -> Ask:
-    return Ask("POST", path, json.dumps(body).encode(), 200, wanted)
+def _post(path: str, wanted: Any, **body: Any) -> ClientRequest:
+    return ClientRequest("POST", path, json.dumps(body).encode(), 200, wanted)
 
 
-def _completions(llm: LLM, prompt: str, policy: str, settings: dict[str, Any]) -> list[Ask]:
+def _completions(llm: LLM, prompt: str, policy: str, settings: dict[str, Any]) -> list[ClientRequest]:
     """One answer; and the same cut short by a stop string, where there is a letter to stop at."""
     text = llm.generate(prompt, policy, chat=False, **settings).text
     body = {"model": llm.model.spec.name, "prompt": prompt, "policy": policy, **settings}
@@ -177,13 +177,13 @@ def _completions(llm: LLM, prompt: str, policy: str, settings: dict[str, Any]) -
     return made
 
 
-def _chat(llm: LLM, prompt: str, policy: str, settings: dict[str, Any]) -> Ask:
+def _chat(llm: LLM, prompt: str, policy: str, settings: dict[str, Any]) -> ClientRequest:
     messages = [{"role": "user", "content": prompt}]
     body = {"model": llm.model.spec.name, "policy": policy, **settings}
     return _post("/v1/chat/completions", [llm.generate(messages, policy, **settings).text], messages=messages, **body)
 
 
-def _batch(llm: LLM, prompts: list[str], policy: str, settings: dict[str, Any]) -> Ask:
+def _batch(llm: LLM, prompts: list[str], policy: str, settings: dict[str, Any]) -> ClientRequest:
     """Several prompts, two answers to each."""
     seeds = (settings["seed"], settings["seed"] + 1)
     every = [(prompt, settings | {"seed": seed}) for prompt in prompts for seed in seeds]
@@ -192,12 +192,12 @@ def _batch(llm: LLM, prompts: list[str], policy: str, settings: dict[str, Any]) 
     return _post("/v1/completions", texts, **body)
 
 
-def _decode(llm: LLM, prompt: str, policy: str, settings: dict[str, Any]) -> Ask:
+def _decode(llm: LLM, prompt: str, policy: str, settings: dict[str, Any]) -> ClientRequest:
     text = llm.generate(prompt, policy, chat=False, **settings).text
     return _post("/v1/decode", [text], prompt=prompt, chat=False, policy=policy, **settings)
 
 
-def _replay(llm: LLM) -> Ask:
+def _replay(llm: LLM) -> ClientRequest:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "trace.jsonl"
         for _ in record(llm, "Hello", "tacg", path, settings={"gen_length": 48, "block_length": 16}):

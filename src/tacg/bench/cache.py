@@ -13,16 +13,16 @@ import torch
 
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
 from tacg.models.tiny import random_model
 from tacg.policies import get_policy
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tacg.experiments.rows import Row
-    from tacg.models.loading import Network
+    from tacg.models.loading import AnyNetwork
+    from tacg.records.rows import ResultRow
 
 A_STEP = 4
 MODES = {"llada": ("none", "prefix", "dual"), "llada2": ("none", "block")}
@@ -36,7 +36,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def measure(prompts: Sequence[int], gen_length: int, *, quick: bool = False) -> Iterator[Row]:
+def measure(prompts: Sequence[int], gen_length: int, *, quick: bool = False) -> Iterator[ResultRow]:
     """A row for every family, prompt length and mode; `quick` takes tiny models."""
     for family, modes in MODES.items():
         shape = {} if quick else SHAPES[family]
@@ -55,7 +55,7 @@ def measure(prompts: Sequence[int], gen_length: int, *, quick: bool = False) -> 
                 }  # fmt: skip
 
 
-def _seconds(model: Network, mode: str, prompt: int, gen_length: int) -> float:
+def _seconds(model: AnyNetwork, mode: str, prompt: int, gen_length: int) -> float:
     """The faster of two decodes of one row."""
     ids = tuple(torch.randint(6, 100, (prompt,), generator=torch.Generator().manual_seed(0)).tolist())
     decode = Decode(gen_length=gen_length, block_length=32, steps=gen_length // A_STEP, early_stop=False, cache=mode)
@@ -67,7 +67,7 @@ def _seconds(model: Network, mode: str, prompt: int, gen_length: int) -> float:
     return min(times)
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """A table a family."""
     made = []
     for family in dict.fromkeys(row["family"] for row in rows):

@@ -18,21 +18,21 @@ from torch.nn import functional as F
 from tacg.engine.batch import Batch
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
 from tacg.models.base import whole
 from tacg.models.tiny import random_model
 from tacg.policies import get_policy
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-    from tacg.experiments.rows import Row
     from tacg.models.base import Denoiser, Span
     from tacg.models.llada import Llada
     from tacg.policies import Policy
+    from tacg.records.rows import ResultRow
 
 BATCHES = (1, 4, 16, 32, 64)
 LIMITS = (1, 8, 32)  # batches of the random model
@@ -79,7 +79,7 @@ def watched_batches(spent: dict[str, float]) -> Iterator[None]:
 
 
 def measure(model: Denoiser, prompts: Sequence[tuple[int, ...]], name: str, batches: Sequence[int], decode: Decode,
-            spec: str = "tacg") -> Iterator[Row]:  # fmt: skip
+            spec: str = "tacg") -> Iterator[ResultRow]:  # fmt: skip
     """A row a batch size: `batch` prompts at once, again and again until all are decoded."""
     for batch in batches:
         policy = get_policy(spec)
@@ -106,7 +106,7 @@ def run(model: Any, prompts: Sequence[tuple[int, ...]], policy: Policy, decode: 
     return Engine(model, max_rows=batch).generate([Request(prompt, policy, decode) for prompt in prompts])
 
 
-def against_plain(model: Denoiser, prompt: tuple[int, ...], name: str, decode: Decode) -> Row:
+def against_plain(model: Denoiser, prompt: tuple[int, ...], name: str, decode: Decode) -> ResultRow:
     """One token a step, one row: our engine and the plain loop do the same steps."""
     run(model, [prompt], get_policy("schedule"), decode, 1)
     began = time.perf_counter()
@@ -138,7 +138,7 @@ def plain(model: Denoiser, prompt: tuple[int, ...], decode: Decode) -> Tensor:
     return canvas[len(prompt) :]
 
 
-def near_the_limit(batch: int = 32, *, quick: bool = False, shape: dict[str, Any] | None = None) -> Row:
+def near_the_limit(batch: int = 32, *, quick: bool = False, shape: dict[str, Any] | None = None) -> ResultRow:
     """A random LLaDA of 20 M parameters: how much of the time the same matrix products alone would take."""
     model: Any = random_model("llada", **({} if quick else shape or MEDIUM))
     generator = torch.Generator().manual_seed(0)
@@ -181,7 +181,7 @@ def products(model: Llada, calls: Sequence[tuple[int, int]], rows: int) -> float
     return seconds
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """Speed by batch size with shares, and the two comparisons."""
     columns = ("model", "batch", "policy", "tokens/s", "forward", "scan", "decide", "commit", "read", "rest", "against")
     lines = []

@@ -19,17 +19,17 @@ from tacg.bench.simulated_device import SimulatedDevice, Tally
 from tacg.engine.events import Finished, Started
 from tacg.engine.loop import Engine
 from tacg.engine.request import Request, resolve
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
 from tacg.llm import load
 from tacg.models.tiny import random_model
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 from tacg.tasks import get_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tacg.experiments.rows import Row
     from tacg.models.base import Denoiser
+    from tacg.records.rows import ResultRow
 
 KINDS = {"kernels": "kernel", "reads": "read", "uploads": "upload"}
 POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -117,7 +117,7 @@ def phases_by_name(device: SimulatedDevice) -> Iterator[None]:
         yield
 
 
-def measure(*, quick: bool = False) -> Iterator[Row]:
+def measure(*, quick: bool = False) -> Iterator[ResultRow]:
     """A row for each case."""
     for model, case in cases(quick=quick):
         yield {"bench": "device", **row_of(case, count(model, case.requests)), **surroundings()}
@@ -156,7 +156,7 @@ def _unlike(prompts: Sequence[tuple[int, ...]], settings: Mapping[str, Any]) -> 
     return tuple(made)
 
 
-def row_of(case: Case, counted: Counted) -> Row:
+def row_of(case: Case, counted: Counted) -> ResultRow:
     """What is told of a decode: steady steps outside the forward first."""
     steady, ends = counted.steady, {"outside": "forward"}
     inside = {name: _median(steady, kind, phase="forward") for name, kind in KINDS.items()}
@@ -185,7 +185,7 @@ def _median(steps: Sequence[Tally], kind: str, **which: Any) -> float:
     return float(statistics.median(tally.count(kind, **which) for tally in steps)) if steps else 0.0
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """A line for each case; and where the reads and uploads of the last case on the trained model come from."""
     columns = ("model", "policy", "case", "rows", "kernels", "reads", "uploads", "steady steps", "forward", "in all")
     lines = [

@@ -16,22 +16,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tacg.errors import TacgError
-from tacg.experiments.evaluate import evaluate, surroundings
-from tacg.experiments.results import read_results
-from tacg.experiments.show import Table
+from tacg.experiments.evaluate import evaluate
 from tacg.llm import load
+from tacg.records.results import read_results
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 from tacg.tasks import get_task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import ResultRow
     from tacg.tasks import Task
 
 POLICY = "tacg"
 
 
-def measure(model: str, items: int, task: str = "pocket-sudoku") -> Iterator[Row]:
+def measure(model: str, items: int, task: str = "pocket-sudoku") -> Iterator[ResultRow]:
     """A row for the single process, one replica, two, and two with a loss."""
     asked = get_task(task)
     with tempfile.TemporaryDirectory() as directory:
@@ -43,7 +44,7 @@ def measure(model: str, items: int, task: str = "pocket-sudoku") -> Iterator[Row
         finally:
             torch.set_num_threads(threads)
         wanted, first = (path / "single.jsonl").read_bytes(), 0.0
-        facts: Row = {"bench": "fleet", "model": model, "task": task, "policy": POLICY, "items": items}
+        facts: ResultRow = {"bench": "fleet", "model": model, "task": task, "policy": POLICY, "items": items}
         yield _row(facts, 0, False, single, single, path / "single.jsonl", wanted)
         with two_nodes() as address:
             for replicas, killed in ((1, False), (2, False), (2, True)):
@@ -78,7 +79,9 @@ def _on_ray(model: str, task: Task, items: int, out: Path, address: str, replica
     return seconds
 
 
-def _row(facts: Row, replicas: int, killed: bool, seconds: float, one: float, file: Path, wanted: bytes) -> Row:
+def _row(
+    facts: ResultRow, replicas: int, killed: bool, seconds: float, one: float, file: Path, wanted: bytes
+) -> ResultRow:
     return facts | {
         "replicas": replicas, "killed": int(killed), "rows": len(read_results(file)[1]),
         "equal": file.read_bytes() == wanted, "seconds": seconds, "items_per_second": facts["items"] / seconds,
@@ -105,7 +108,7 @@ def two_nodes() -> Iterator[str]:
         cluster.shutdown()
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """A line a row."""
     columns = ("replicas", "killed", "rows", "equal to one process", "s", "items a second", "over one replica")
     lines = [

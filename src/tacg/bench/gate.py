@@ -13,22 +13,22 @@ import torch
 
 from tacg.bench.scan import Steps
 from tacg.bench.timing import race
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
 from tacg.gate import GateConfig
 from tacg.own_loop import GateState, commit_step
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import ResultRow
 
 BLOCK = 64
 
 
-def measure(*, quick: bool = False, rounds: int = 15) -> Iterator[Row]:
+def measure(*, quick: bool = False, rounds: int = 15) -> Iterator[ResultRow]:
     """Rows of (prompt, masked positions): the gate, lazy and eager, and the floor. All take turns."""
     vocabulary = 3001 if quick else 126_464
     shapes = [(64, BLOCK), (64, BLOCK // 2), (64, BLOCK // 8)]
@@ -63,7 +63,7 @@ def _gate(logits: Tensor, mask: Tensor, *, everywhere: bool) -> Callable[[], obj
     return lambda: commit_step(logits, mask, base, state, config, everywhere=everywhere)
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """A line a row."""
     columns = ("subject", "prompt", "masked", "ms p50 (p20…p80)", "over floor")
     lines = [

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 from tacg.bench.styles import STYLES, program_of, styles_of
 from tacg.errors import TacgError
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
+from tacg.sandbox import Trial, run
 from tacg.tasks import get_task
 from tacg.tasks.code import Programs
-from tacg.tasks.sandbox import Trial, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import ResultRow
     from tacg.tasks import Problem, Task
 
 # Each set: its file under its authors' name, and the knobs that ask for all of it.
@@ -38,7 +38,7 @@ SETS: dict[str, tuple[str, dict[str, str]]] = {
 CODE = ("humaneval", "mbpp")
 
 
-def measure(directory: Path, names: Sequence[str] = tuple(SETS), limit: int | None = None) -> Iterator[Row]:
+def measure(directory: Path, names: Sequence[str] = tuple(SETS), limit: int | None = None) -> Iterator[ResultRow]:
     """A row for each set and kind of answer: how many are called right, by us and by the released code's reading."""
     for name in names:
         task = _task(directory, name)
@@ -47,7 +47,7 @@ def measure(directory: Path, names: Sequence[str] = tuple(SETS), limit: int | No
             yield {"bench": "graders", "task": name, "answers": kind, **_rates(task, problems, write, kind != "wrong")}
 
 
-def measure_styles(directory: Path, names: Sequence[str] = CODE, limit: int | None = None) -> Iterator[Row]:
+def measure_styles(directory: Path, names: Sequence[str] = CODE, limit: int | None = None) -> Iterator[ResultRow]:
     """A row for each set of programs and way to write them: how many are called right, and how many wrong ones.
 
     Answers in which we read the same program are run once: how it is fenced does not change it.
@@ -85,7 +85,7 @@ def _task(directory: Path, name: str) -> Task:
     return get_task(name, data=str(directory / file), **knobs)
 
 
-def _rates(task: Task, problems: list[Problem], write: Callable[[Problem], str], expected: bool) -> Row:
+def _rates(task: Task, problems: list[Problem], write: Callable[[Problem], str], expected: bool) -> ResultRow:
     """How many are called right, and which should have been called the other thing."""
     began = time.perf_counter()
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -132,7 +132,7 @@ def _plus_one(problem: Problem) -> str:
     return f"The final answer is \\boxed{{{problem.data['gold']}+1}}."
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """One line for each kind of answer; one for each style, with a column for each set."""
     plain = [row for row in rows if row["answers"] != "styles"]
     columns = ("set", "answers", "n", "called right", "by the released code", "seconds")
@@ -141,7 +141,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     return [Table("Reference and wrong answers", columns, lines), style_table(rows)]
 
 
-def style_table(rows: Sequence[Row]) -> Table:
+def style_table(rows: Sequence[ResultRow]) -> Table:
     """How many right programs of each style are called right, and how many wrong ones."""
     told = {(row["style"], row["task"]): row for row in rows if row["answers"] == "styles"}
     lines = []

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import save_file
 
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
 from tacg.models.loading import FAMILIES
 from tacg.models.tiny import write_checkpoint
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import ResultRow
 
 # Per gigabyte: the layers are what is multiplied.
 SHAPES: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ print(json.dumps({"peak": memory("VmHWM") - before, "seconds": seconds}))
 """
 
 
-def measure(gigabytes: float) -> Iterator[Row]:
+def measure(gigabytes: float) -> Iterator[ResultRow]:
     """A row a family."""
     for family in SHAPES:
         with tempfile.TemporaryDirectory(prefix="tacg-load-") as scratch:
@@ -80,7 +80,7 @@ def _write(directory: Path, family: str, gigabytes: float) -> int:
     return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """All rows."""
     lines = [
         (row["family"], f"{row['bytes'] / 1e9:.2f}", f"{row['peak_over_size']:.3f}", f"{row['load_seconds']:.1f}")

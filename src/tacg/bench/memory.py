@@ -8,13 +8,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from tacg.errors import TacgError
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import ResultRow
 
 POSITIONS, VOCABULARY, WIDTH = 64, 126_464, 4096
 
@@ -58,7 +58,7 @@ print(json.dumps({"mb": whole, "mb_quarter": resident() - before}))
 """
 
 
-def measure(*, quick: bool = False) -> Iterator[Row]:
+def measure(*, quick: bool = False) -> Iterator[ResultRow]:
     """A row a kind of memory, at LLaDA's shape."""
     positions, vocabulary, width = (16, 60_000, 256) if quick else (POSITIONS, VOCABULARY, WIDTH)
     for kind in ("fp32", "bf16", "hidden"):
@@ -75,7 +75,7 @@ def measure(*, quick: bool = False) -> Iterator[Row]:
         }  # fmt: skip
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """A line a kind."""
     columns = ("memory", "MB", "of an fp32 block", "MB with a quarter masked")
     lines = [

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from tacg.experiments.evaluate import surroundings
+from tacg.records.surroundings import surroundings
 from tacg.tasks.base import Grade, Problem
 from tacg.tasks.gsm8k import GSM8K
 from tacg.tasks.math500 import Math500
@@ -19,7 +19,7 @@ from tacg.tasks.math500 import Math500
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import ResultRow
     from tacg.tasks import Task
 
 NO_NUMBER = "none"  # what an answer means that does not come down to one number
@@ -204,7 +204,7 @@ def _wrong(value: Fraction) -> list[str]:
     return [str(each) for each in changed if each != value]
 
 
-def measure() -> Iterator[Row]:
+def measure() -> Iterator[ResultRow]:
     """Rows for `tacg bench graders`: every format against what it means, and against everything that it does not."""
     table = list(number_formats())
     for task in ("gsm8k", "math500"):
@@ -213,7 +213,7 @@ def measure() -> Iterator[Row]:
         yield _row(task, "misreadings", [(each, wrong) for each in mine for wrong in each.not_these], False)
 
 
-def _row(task: str, kind: str, pairs: list[tuple[Format, str]], expected: bool) -> Row:
+def _row(task: str, kind: str, pairs: list[tuple[Format, str]], expected: bool) -> ResultRow:
     began = time.perf_counter()
     graded = [(each.answer, gold, each.grade(gold)) for each, gold in pairs]
     return {

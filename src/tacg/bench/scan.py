@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tacg.bench.timing import race
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
 from tacg.policies import get_policy
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 from tacg.scan import Trajectories
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import ResultRow
 
 W, BETA = 0.3, 0.95
 
@@ -103,7 +103,7 @@ class Steps:
         return step
 
 
-def measure(*, quick: bool = False, rounds: int = 15) -> Iterator[Row]:
+def measure(*, quick: bool = False, rounds: int = 15) -> Iterator[ResultRow]:
     """A row a subject and shape: against all baselines at LLaDA's shape, then growth against the floor."""
     if quick:
         yield from _row(Steps(8, 8, 3001), ("tacg", "tacg+klass"), 3, naive=True)
@@ -115,7 +115,7 @@ def measure(*, quick: bool = False, rounds: int = 15) -> Iterator[Row]:
     yield from _row(Steps(64, 64, 126_464, dtype=torch.bfloat16), ("tacg",), rounds)
 
 
-def _row(steps: Steps, specs: Sequence[str], rounds: int, *, naive: bool = False) -> Iterator[Row]:
+def _row(steps: Steps, specs: Sequence[str], rounds: int, *, naive: bool = False) -> Iterator[ResultRow]:
     runners: dict[str, Callable[[], object]] = {"copy": steps.copy(), "floor": steps.floor()}
     runners |= {spec: steps.gate(spec) for spec in specs}
     times = race(runners, rounds)
@@ -135,7 +135,7 @@ def _row(steps: Steps, specs: Sequence[str], rounds: int, *, naive: bool = False
         }  # fmt: skip
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """A line a row."""
     columns = ("subject", "batch x positions", "vocabulary", "logits", "ms p50 (p20…p80)", "over floor", "over memory")
     lines = [

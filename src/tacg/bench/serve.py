@@ -23,22 +23,22 @@ import numpy as np
 from tacg.engine.loop import Engine
 from tacg.engine.request import Request, resolve
 from tacg.errors import TacgError
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 from tacg.tasks import get_task, task_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tacg.experiments.rows import Row
     from tacg.llm import LLM
+    from tacg.records.rows import ResultRow
 
 ROWS = 32  # of the server, and of the engine that it is compared with
 LENGTHS = (16, 32, 64, 96)  # positions to generate, in turn
 
 
 @dataclass(frozen=True)
-class Answer:
+class ClientAnswer:
     """What a client got: a status, a text, how many tokens, and after how many seconds."""
 
     status: int
@@ -47,7 +47,7 @@ class Answer:
     seconds: float
 
 
-def measure(llm: LLM, model: str, clients: Sequence[int], requests: int, policy: str = "tacg") -> Iterator[Row]:
+def measure(llm: LLM, model: str, clients: Sequence[int], requests: int, policy: str = "tacg") -> Iterator[ResultRow]:
     """A row for each number of clients: all requests, each client sending its next as soon as it has an answer."""
     asked = workload(llm, requests)
     made = [_request(prompt, policy, length) for prompt, length in asked]
@@ -116,10 +116,10 @@ def start(model: str, port: int = 0) -> tuple[subprocess.Popen[str], str]:
     return process, json.loads(line)["address"]
 
 
-async def _load(url: str, bodies: Sequence[dict[str, Any]], clients: int) -> list[Answer]:
+async def _load(url: str, bodies: Sequence[dict[str, Any]], clients: int) -> list[ClientAnswer]:
     """The answers to all requests, in their order."""
     where = urlsplit(url)
-    answers: dict[int, Answer] = {}
+    answers: dict[int, ClientAnswer] = {}
     left = iter(enumerate(bodies))
 
     async def client() -> None:
@@ -132,7 +132,9 @@ async def _load(url: str, bodies: Sequence[dict[str, Any]], clients: int) -> lis
     return [answers[number] for number in range(len(bodies))]
 
 
-async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, body: dict[str, Any]) -> Answer:
+async def _ask(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str, body: dict[str, Any]
+) -> ClientAnswer:
     content = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
     began = time.perf_counter()
@@ -142,11 +144,11 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host:
     document = json.loads(await reader.readexactly(int(length.split(":")[1])))
     seconds = time.perf_counter() - began
     if "error" in document:
-        return Answer(int(top.split()[1]), "", 0, seconds)
-    return Answer(200, document["choices"][0]["text"], document["usage"]["completion_tokens"], seconds)
+        return ClientAnswer(int(top.split()[1]), "", 0, seconds)
+    return ClientAnswer(200, document["choices"][0]["text"], document["usage"]["completion_tokens"], seconds)
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """Load, latency and throughput."""
     columns = ("clients", "requests", "answered", "right", "p50 s", "p95 s", "tokens/s", "of the engine")
     lines = [

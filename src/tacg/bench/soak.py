@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from tacg.bench.asks import Ask, Gone, Got, Line, workload
+from tacg.bench.asks import ClientConnection, ClientRequest, Gone, Got, workload
 from tacg.bench.serve import start
 from tacg.errors import TacgError
-from tacg.experiments.evaluate import surroundings
-from tacg.experiments.show import Table
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator, Sequence
 
-    from tacg.experiments.rows import Row
     from tacg.llm import LLM
+    from tacg.records.rows import ResultRow
 
 CLIENTS, MOST = 12, 200_000  # who ask at once; requests in all, however long it takes
 FAULTS = ("disconnect", "cancel", "slow_reader", "bad_body", "cut_body", "half_open")
@@ -76,7 +76,7 @@ class Life:
             found |= {name: late, f"{name}_growth": late - early}
         return found
 
-    def row(self) -> Row:
+    def row(self) -> ResultRow:
         """What it came to."""
         return {
             "requests": self.requests, "right": self.right, "different": self.different,
@@ -88,8 +88,8 @@ class Life:
 
 
 def measure(
-    llm: LLM, model: str, minutes: float, clients: int = CLIENTS, asks: Sequence[Ask] = (), seed: int = 0
-) -> Iterator[Row]:
+    llm: LLM, model: str, minutes: float, clients: int = CLIENTS, asks: Sequence[ClientRequest] = (), seed: int = 0
+) -> Iterator[ResultRow]:
     """A row for the server before its restart, and one for it afterwards."""
     if not Path("/proc/self/fd").is_dir():
         raise TacgError("A soak looks at the server through /proc, which this system does not have; run it on Linux.")
@@ -103,7 +103,7 @@ def measure(
 class Soak:
     """Everything that goes on at once."""
 
-    def __init__(self, model: str, asks: Sequence[Ask], seconds: float, seed: int) -> None:
+    def __init__(self, model: str, asks: Sequence[ClientRequest], seconds: float, seed: int) -> None:
         self._model, self._asks, self._seconds, self._seed = model, asks, seconds, seed
         self._up = asyncio.Event()
         self._port, self._count = 0, 0
@@ -156,8 +156,8 @@ class Soak:
         """Rows that are still decoded when everybody is gone; a moment later."""
         left = -1
         for _ in range(100):
-            async with Line(self._port) as line:
-                got = await line.ask(Ask("GET", "/metrics", b"", 200))
+            async with ClientConnection(self._port) as line:
+                got = await line.ask(ClientRequest("GET", "/metrics", b"", 200))
             values = dict(each.rsplit(" ", 1) for each in got.text.splitlines() if not each.startswith("#"))
             left = int(float(values["tacg_rows_running"]) + float(values["tacg_rows_waiting"]))
             if not left:
@@ -174,7 +174,7 @@ class Soak:
             fault = chance.choice(FAULTS) if chance.random() < SHARE else ""
             ask = chance.choice([each for each in self._asks if each.good is not (fault == "bad_body")])
             try:
-                async with asyncio.timeout(PATIENCE), Line(self._port) as line:
+                async with asyncio.timeout(PATIENCE), ClientConnection(self._port) as line:
                     await self._visit(life, line, ask, fault, chance)
             except (OSError, EOFError, Gone):
                 if not life.leaving:
@@ -185,7 +185,9 @@ class Soak:
             if life.leaving:
                 await asyncio.sleep(0.2)  # and knock again
 
-    async def _visit(self, life: Life, line: Line, ask: Ask, fault: str, chance: random.Random) -> None:
+    async def _visit(
+        self, life: Life, line: ClientConnection, ask: ClientRequest, fault: str, chance: random.Random
+    ) -> None:
         life.faults[fault] += bool(fault)
         if fault == "half_open":
             await line.send(ask.content()[: chance.randrange(1, 60)])
@@ -202,7 +204,7 @@ class Soak:
             got = await line.ask(ask, pause=0.02 if fault == "slow_reader" else 0.0)
             self._judge(life, ask, got)
 
-    def _judge(self, life: Life, ask: Ask, got: Got) -> None:
+    def _judge(self, life: Life, ask: ClientRequest, got: Got) -> None:
         if life.leaving and (got.status == LEAVING or "shutting_down" in got.text):
             life.interrupted += 1
             return
@@ -214,14 +216,14 @@ class Soak:
             life.different += 1
 
 
-def passed(rows: Sequence[Row]) -> bool:
+def passed(rows: Sequence[ResultRow]) -> bool:
     """Whether nothing was wrong and nothing was lost. Growth is for a reader to judge."""
     return not any(
         row[name] for row in rows for name in ("different", "status_5xx", "broken", "exit_code")
     ) and not rows[-1]["rows_left"]  # fmt: skip
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """A line for each life of the server."""
     columns = (
         "life", "requests", "right", "different", "faults", "5xx", "broken", "at the restart", "exit",

@@ -16,7 +16,7 @@ from tacg.cli.common import (
     Out,
     Quick,
     Seed,
-    Settings,
+    SettingOptions,
     Split,
     Tasks,
     load_model,
@@ -44,7 +44,7 @@ def main(
     seed: Seed = 0,
     split: Split = "test",
     model: Model = DEFAULT_MODEL,
-    setting: Settings = None,
+    setting: SettingOptions = None,
     batch_size: BatchSize = 32,
     out: Out = Path("runs/ablate"),
     quick: Quick = False,
@@ -53,8 +53,8 @@ def main(
     """Baseline, History Gate alone, temporal support alone, both: accuracy, steps and per-step dynamics."""
     from tacg.experiments.ablate import PARTS, ablate, tables
     from tacg.experiments.grid import Sample
-    from tacg.experiments.picture import draw_dynamics
-    from tacg.experiments.rows import Ledger
+    from tacg.records.plots import draw_dynamics
+    from tacg.records.rows import Ledger
     from tacg.tasks import get_task, task_names
 
     gates = policy or (["tacg"] if quick else ["tacg", "tacg+klass"])

@@ -14,7 +14,7 @@ from tacg.errors import TacgError, unknown
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import ResultRow
 
 KINDS = ("scan", "gate", "memory", "decode", "device", "cache", "load", "serve", "soak", "fleet", "graders")
 EPILOG = """[bold]Examples[/bold]
@@ -57,7 +57,7 @@ def main(
 ) -> None:
     """Benchmarks: ratios against a baseline of the same run; rows are appended."""
     from tacg.bench import cache, decode, gate, load, memory, scan
-    from tacg.experiments.picture import draw_gain, draw_growth, draw_shares
+    from tacg.records.plots import draw_gain, draw_growth, draw_shares
 
     if kind not in KINDS:
         raise unknown("benchmark", kind, KINDS)
@@ -123,7 +123,7 @@ def main(
         present("Do the graders grade?", rows, graders.tables(rows), {}, out, as_json)
 
 
-def _decodes(model: str, quick: bool) -> Iterator[Row]:
+def _decodes(model: str, quick: bool) -> Iterator[ResultRow]:
     """The built-in model by batch size and against the plain loop; a larger random one against its products."""
     from tacg.bench import decode
     from tacg.engine.request import Decode
@@ -138,12 +138,12 @@ def _decodes(model: str, quick: bool) -> Iterator[Row]:
         yield decode.near_the_limit(batch, quick=quick)
 
 
-def _collect(made: Iterable[Row], total: int, out: Path) -> list[Row]:
+def _collect(made: Iterable[ResultRow], total: int, out: Path) -> list[ResultRow]:
     """The rows under a bar, each written as soon as it is there."""
     from rich.console import Console
     from rich.progress import track
 
-    from tacg.experiments.rows import write_rows
+    from tacg.records.rows import write_rows
 
     rows: list[dict[str, Any]] = []
     for row in track(made, "measuring", total=total, console=Console(stderr=True), transient=True):

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacg.cli.common import DEFAULT_MODEL, Json, Model, Settings, load_model, parse_settings, parse_value, print_json
+from tacg.cli.common import (
+    DEFAULT_MODEL,
+    Json,
+    Model,
+    SettingOptions,
+    load_model,
+    parse_settings,
+    parse_value,
+    print_json,
+)
 from tacg.cli.typed import typed_lines
 from tacg.errors import TacgError, unknown
 
@@ -43,7 +52,7 @@ COMMANDS = {
 def main(
     model: Model = DEFAULT_MODEL,
     policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
-    setting: Settings = None,
+    setting: SettingOptions = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the canvas resolving.")] = False,
     delay: Annotated[float, typer.Option(help="Seconds between frames of --watch.", min=0)] = 0.05,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
@@ -55,7 +64,7 @@ def main(
     llm = load_model(model, dtype=dtype, device=device)
     if not llm.tokenizer.chat_template:
         raise TacgError(f"{model!r} has no chat template, so it cannot follow a conversation; use `tacg generate`.")
-    talk = Chat(llm, model, policy, settings, watch, delay)
+    talk = Conversation(llm, model, policy, settings, watch, delay)
     _note("/help says what there is; Ctrl-C stops an answer, Ctrl-D leaves.")
     for line in typed_lines("› ", talk.completions, lambda: _note("\n/quit or Ctrl-D leaves.")):
         try:
@@ -71,7 +80,7 @@ def main(
 
 
 @dataclass
-class Chat:
+class Conversation:
     """A conversation and how it is decoded."""
 
     llm: LLM

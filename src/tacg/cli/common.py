@@ -14,10 +14,10 @@ from tacg.errors import TacgError, unknown
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from tacg.experiments.rows import Row
-    from tacg.experiments.show import Table
     from tacg.knobs import Knob
     from tacg.llm import LLM
+    from tacg.records.rows import ResultRow
+    from tacg.records.tables import Table
     from tacg.tasks import Task
 
 
@@ -26,7 +26,7 @@ LONG = {"correct", "item_steps", "commits_by_step"}  # columns that hold a value
 
 # Options that several verbs take, in the same words.
 Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, directory or hub id.")]
-Settings = Annotated[
+SettingOptions = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any knob of the policy or the decode; repeatable."),
 ]
@@ -162,11 +162,11 @@ def print_json(document: Any) -> None:
 
 
 def present(
-    title: str, rows: Sequence[Row], tables: Sequence[Table], draw: Mapping[str, Callable[..., Path]],
+    title: str, rows: Sequence[ResultRow], tables: Sequence[Table], draw: Mapping[str, Callable[..., Path]],
     out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show an experiment: tables in the terminal or rows as JSON; in `out` its pictures and a page with everything."""
-    from tacg.experiments.show import provenance
+    from tacg.records.tables import provenance
 
     if as_json:
         print_json({"rows": [{name: value for name, value in row.items() if name not in LONG} for row in rows]})
@@ -177,10 +177,10 @@ def present(
 
 
 def publish(
-    title: str, rows: Sequence[Row], tables: Sequence[Table], draw: Mapping[str, Callable[..., Path]], out: Path
+    title: str, rows: Sequence[ResultRow], tables: Sequence[Table], draw: Mapping[str, Callable[..., Path]], out: Path
 ) -> None:
     """Pictures, as far as they can be drawn, and a page with everything; says where they are."""
-    from tacg.experiments.show import Section, provenance, write_page
+    from tacg.records.tables import Section, provenance, write_page
 
     pictures = []
     for name, function in draw.items():

@@ -14,7 +14,7 @@ from tacg.cli.common import (
     Model,
     N,
     Seed,
-    Settings,
+    SettingOptions,
     Split,
     Tasks,
     load_model,
@@ -43,7 +43,7 @@ def main(
     seed: Seed = 0,
     split: Split = "test",
     model: Model = DEFAULT_MODEL,
-    setting: Settings = None,
+    setting: SettingOptions = None,
     batch_size: BatchSize = 32,
     out: Annotated[
         Path | None,
@@ -54,8 +54,8 @@ def main(
     """Compare policies on tasks: accuracy, steps, tokens per forward, and what the gate changes."""
     from tacg.experiments.compare import DEFAULT_POLICIES, compare, tables
     from tacg.experiments.grid import Sample
-    from tacg.experiments.picture import draw_plane
-    from tacg.experiments.rows import Ledger
+    from tacg.records.plots import draw_plane
+    from tacg.records.rows import Ledger
     from tacg.tasks import get_task, task_names
 
     policies = policy or list(DEFAULT_POLICIES)

@@ -48,11 +48,12 @@ def main(
     import functools
 
     from tacg.errors import unknown
-    from tacg.experiments.diagnose import SIGNALS, TARGETS, diagnose, tables
+    from tacg.experiments.diagnose import TARGETS, diagnose, tables
     from tacg.experiments.grid import Sample
-    from tacg.experiments.picture import draw_match
-    from tacg.experiments.rows import Ledger
     from tacg.policies import get_policy
+    from tacg.records.bins import SIGNALS
+    from tacg.records.plots import draw_match
+    from tacg.records.rows import Ledger
     from tacg.tasks import get_task, task_names
 
     if target not in TARGETS:

@@ -55,7 +55,7 @@ def examine() -> dict[str, Any]:
     """The facts, as plain data."""
     import torch
 
-    from tacg.tasks import sandbox
+    from tacg import sandbox
 
     level, why = sandbox.probe()
     core, extras = _requirements()

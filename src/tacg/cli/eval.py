@@ -16,7 +16,7 @@ from tacg.cli.common import (
     Json,
     Model,
     Seed,
-    Settings,
+    SettingOptions,
     Split,
     TaskKnobs,
     load_model,
@@ -61,7 +61,7 @@ def main(
     model: Model = DEFAULT_MODEL,
     data: Data = None,
     knob: TaskKnobs = None,
-    setting: Settings = None,
+    setting: SettingOptions = None,
     batch_size: BatchSize = 32,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the first problem resolving.")] = False,
     out: Annotated[Path | None, typer.Option(help="Results file: a header, then a row an item.")] = None,
@@ -77,8 +77,8 @@ def main(
     """Grade a policy on a task."""
     from tacg.experiments.compare import tables
     from tacg.experiments.evaluate import evaluate
-    from tacg.experiments.journal import refuse_unwritable
-    from tacg.experiments.show import provenance
+    from tacg.records.journal import refuse_unwritable
+    from tacg.records.tables import provenance
 
     if resume and out is None:
         raise TacgError("--resume goes on with a results file: say which, --out FILE.")

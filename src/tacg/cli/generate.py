@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacg.cli.common import DEFAULT_MODEL, BatchSize, Json, Model, Settings, load_model, parse_settings, print_json
+from tacg.cli.common import (
+    DEFAULT_MODEL,
+    BatchSize,
+    Json,
+    Model,
+    SettingOptions,
+    load_model,
+    parse_settings,
+    print_json,
+)
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
@@ -32,7 +41,7 @@ def main(
     ],
     model: Model = DEFAULT_MODEL,
     policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
-    setting: Settings = None,
+    setting: SettingOptions = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the canvas resolving.")] = False,
     delay: Annotated[float, typer.Option(help="Seconds between frames of --watch.", min=0)] = 0.05,
     raw: Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")] = False,

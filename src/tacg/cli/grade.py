@@ -29,8 +29,8 @@ def main(
     """Grade a file of answers; programs run in the sandbox (see [cyan]tacg doctor[/cyan])."""
     from tacg.errors import TacgError
     from tacg.experiments.grading import grade_answers, read_answers
-    from tacg.experiments.rows import write_rows
     from tacg.files import make_room
+    from tacg.records.rows import write_rows
     from tacg.tasks import Grade, benchmark_names, task_names
 
     if task in task_names():

@@ -44,8 +44,9 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Comparison with the whole frontier, ablation, signals, sensitivity, length, tuning: rows first, then a report."""
-    from tacg.cli.apart import run_apart
-    from tacg.experiments.study import Scale, Study
+    from tacg.cli.parallel_runs import run_apart
+    from tacg.experiments.paper_report import write_report
+    from tacg.experiments.paper_study import Scale, Study
     from tacg.files import make_room
     from tacg.tasks import get_task, task_names
 
@@ -61,8 +62,8 @@ def main(
             commands = {each.name: [*words, "-t", each.name, "--out", f"{scratch}/{each.name}.md"] for each in tasks}
             run_apart(commands, jobs, home / "rows.jsonl")
     study = Study(load_model(model, dtype=dtype), tasks, scale, home, progress, seed, batch_size)
-    made = study.report(out)
-    files = {"report": made, "page": made.with_suffix(".html"), "rows": study.ledger.path}
+    written = write_report(study, out)
+    files = {"report": written, "page": written.with_suffix(".html"), "rows": study.ledger.path}
     for what, path in files.items():
         typer.secho(f"{what}: {path}", err=True)
     if as_json:

@@ -23,8 +23,8 @@ from tacg.errors import TacgError, unknown
 
 if TYPE_CHECKING:
     from tacg.experiments.reproduce import Stage
-    from tacg.experiments.rows import Row
-    from tacg.experiments.show import Table
+    from tacg.records.rows import ResultRow
+    from tacg.records.tables import Table
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -101,12 +101,12 @@ def main(
         show_tables([table for _, found in shown for table in found], note)
 
 
-def _play(name: str, stage: Stage, load: Any, home: Path, batch_size: int) -> tuple[list[Row], list[Table]]:
+def _play(name: str, stage: Stage, load: Any, home: Path, batch_size: int) -> tuple[list[ResultRow], list[Table]]:
     """The rows of one table under one bar; its page goes beside the results files."""
-    from tacg.experiments.picture import draw_dynamics, draw_heat
-    from tacg.experiments.reproduce import heat_rows, lines_of, pace_rows, play, tables
+    from tacg.experiments.reproduce import heat_rows, pace_rows, play, runs_of, tables
+    from tacg.records.plots import draw_dynamics, draw_heat
 
-    lines = lines_of(name)
+    lines = runs_of(name)
     with progress(name, sum(stage.items(line) for line in lines)) as tick:
         rows = play(lines, stage, load, home, batch_size, lambda title, item: tick(title, item.correct, item.tpf))
     found = tables(name, rows)
@@ -121,7 +121,7 @@ def _play(name: str, stage: Stage, load: Any, home: Path, batch_size: int) -> tu
     return rows, found
 
 
-def _plain(row: Row) -> dict[str, Any]:
+def _plain(row: ResultRow) -> dict[str, Any]:
     """A row as JSON, with what was published."""
     line = row["line"]
     published = {"accuracy": line.accuracy, "steps": line.steps, "tpf": line.tpf}

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tacg.cli.common import DEFAULT_MODEL, Json, Model, Settings, load_model, parse_settings, print_json
+from tacg.cli.common import DEFAULT_MODEL, Json, Model, SettingOptions, load_model, parse_settings, print_json
 from tacg.cli.interrupt import ended_by_signals
 from tacg.errors import TacgError
 
@@ -32,7 +32,7 @@ def main(
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Other machines may come in without a key.")] = False,
     policy: Annotated[str, typer.Option("--policy", "-p", help="For requests that name none.")] = "tacg",
-    setting: Settings = None,
+    setting: SettingOptions = None,
     max_rows: Annotated[int, typer.Option(help="Rows decoded together.", min=1)] = 32,
     queue: Annotated[int, typer.Option(help="Rows that may wait; more get 429.", min=0)] = 128,
     max_n: Annotated[int, typer.Option(help="Answers of one request.", min=1)] = 16,
@@ -58,9 +58,9 @@ def main(
     with ended_by_signals():
         try:
             from tacg.serve.app import Service
-            from tacg.serve.ask import Defaults
             from tacg.serve.guard import Access
             from tacg.serve.limits import Limits
+            from tacg.serve.parse_request import Defaults
             from tacg.serve.run import Server, address, bind
         except ModuleNotFoundError as error:
             if error.name not in ("starlette", "uvicorn"):

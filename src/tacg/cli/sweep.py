@@ -16,7 +16,7 @@ from tacg.cli.common import (
     N,
     Quick,
     Seed,
-    Settings,
+    SettingOptions,
     Split,
     Tasks,
     load_model,
@@ -57,7 +57,7 @@ def main(
     split: Split = "dev",
     model: Model = DEFAULT_MODEL,
     dtype: Dtype = "float32",
-    setting: Settings = None,
+    setting: SettingOptions = None,
     batch_size: BatchSize = 32,
     out: Annotated[
         Path | None, typer.Option(help="Directory for rows, pictures and page; default: runs/sweep-NAME.")
@@ -67,9 +67,9 @@ def main(
 ) -> None:
     """Sweep one knob (a frontier a policy) or two (heat maps)."""
     from tacg.experiments.grid import Sample
-    from tacg.experiments.picture import draw_frontier, draw_heat
-    from tacg.experiments.rows import Ledger
     from tacg.experiments.sweep import sweep, tables
+    from tacg.records.plots import draw_frontier, draw_heat
+    from tacg.records.rows import Ledger
     from tacg.tasks import get_task, task_names
 
     if name is not None and name not in NAMED:

@@ -27,9 +27,9 @@ def main(
     as_json: Json = False,
 ) -> None:
     """Tables of runs that were made before, finished or not; nothing is decoded."""
-    from tacg.experiments.show import provenance
-    from tacg.experiments.tabulate import rows_of, tables
     from tacg.files import make_room
+    from tacg.records.tables import provenance
+    from tacg.records.tabulate import rows_of, tables
 
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
@@ -37,7 +37,7 @@ def main(
         make_room(plot)
     rows = rows_of(files)
     if plot is not None:
-        from tacg.experiments.picture import draw_plane
+        from tacg.records.plots import draw_plane
 
         typer.secho(f"picture: {draw_plane(rows, plot)}", err=True)
     if as_json:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tacg.cli.common import DEFAULT_MODEL, Json, Model, Settings, load_model, print_json, shared_settings
+from tacg.cli.common import DEFAULT_MODEL, Json, Model, SettingOptions, load_model, print_json, shared_settings
 from tacg.errors import TacgError
 
 EPILOG = """[bold]Examples[/bold]
@@ -26,7 +26,7 @@ def main(
     task: Annotated[str | None, typer.Option("--task", "-t", help="Take a problem of this task instead.")] = None,
     seed: Annotated[int, typer.Option(help="Which problem.", min=0)] = 0,
     policy: Annotated[list[str] | None, typer.Option("--policy", "-p", help="One or two; default: tacg.")] = None,
-    setting: Settings = None,
+    setting: SettingOptions = None,
     model: Model = DEFAULT_MODEL,
     other: Annotated[str | None, typer.Option("--replay", help="Show this policy on the recorded signals.")] = None,
     out: Annotated[Path, typer.Option(help="Directory for the traces and player.html.")] = Path("runs/trace"),

@@ -57,19 +57,19 @@ def main(
 ) -> None:
     """Search knobs for quality and few steps; print the front, write a preset that every command takes."""
     from tacg.experiments.grid import Sample
-    from tacg.experiments.picture import draw_trials
-    from tacg.experiments.rows import Ledger
     from tacg.experiments.tune import (
         by_agreement,
         by_labels,
         choose,
         defaults,
-        front,
         space_of,
         table,
         tune,
         write_preset,
     )
+    from tacg.records.plots import draw_trials
+    from tacg.records.rows import Ledger
+    from tacg.records.stats import front
     from tacg.tasks import get_task
 
     if (task is None) == (prompts is None):

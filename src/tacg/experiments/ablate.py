@@ -8,16 +8,17 @@ from tacg.engine.request import resolve
 from tacg.errors import TacgError
 from tacg.experiments.compare import takes
 from tacg.experiments.evaluate import settings_of
-from tacg.experiments.grid import Cell, Sample, paired, run
-from tacg.experiments.show import Table, accuracy, change
+from tacg.experiments.grid import Cell, Sample, run
 from tacg.policies import Wrapper
+from tacg.records.summary import paired
+from tacg.records.tables import Table, accuracy, change
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tacg.experiments.grid import Tick
-    from tacg.experiments.rows import Ledger, Row
     from tacg.llm import LLM
+    from tacg.records.rows import Ledger, ResultRow
     from tacg.tasks import Task
 
 PARTS: dict[str, dict[str, int]] = {"HG only": {"k_extra": 0}, "TILG only": {"m_base": 1, "m_extra": 1}, "TACG": {}}
@@ -27,7 +28,7 @@ COLUMNS = ("over", "part", "accuracy %", "steps", "TPF", "s", "Δ accuracy", "Δ
 def ablate(
     llm: LLM, tasks: Sequence[Task], gates: Sequence[str], sample: Sample, settings: Mapping[str, Any] | None = None,
     ledger: Ledger | None = None, tick: Tick | None = None,
-) -> list[Row]:  # fmt: skip
+) -> list[ResultRow]:  # fmt: skip
     """Rows of the base policy, the History Gate alone, temporal support alone, and both, paired with the base.
 
     gates are gated policies: "tacg", "tacg+klass", with a preset if wanted; each names its base policy.
@@ -50,7 +51,7 @@ def _cells(task: Task, gate: str, settings: Mapping[str, Any]) -> Iterator[Cell]
         yield Cell(task, gate, {**same, **settings, **off}, part, tags)
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """A table a task."""
     made = []
     for task in dict.fromkeys(row["task"] for row in rows):

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tacg.engine.request import Decode, resolve
-from tacg.experiments.grid import Cell, Sample, paired, run
-from tacg.experiments.show import Table, accuracy, change
-from tacg.experiments.stats import aup
+from tacg.experiments.grid import Cell, Sample, run
 from tacg.policies import Wrapper, get_policy
+from tacg.records.stats import aup
+from tacg.records.summary import paired
+from tacg.records.tables import Table, accuracy, change
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tacg.experiments.grid import Tick
-    from tacg.experiments.rows import Ledger, Row
     from tacg.llm import LLM
+    from tacg.records.rows import Ledger, ResultRow
     from tacg.tasks import Task
 
 DEFAULT_POLICIES = ("confidence", "tacg", "klass", "tacg+klass")
@@ -25,7 +26,7 @@ COLUMNS = ("policy", "accuracy %", "steps", "TPF", "total TPF", "forwards", "s",
 def compare(
     llm: LLM, tasks: Sequence[Task], policies: Sequence[str], sample: Sample,
     settings: Mapping[str, Any] | None = None, ledger: Ledger | None = None, tick: Tick | None = None,
-) -> list[Row]:  # fmt: skip
+) -> list[ResultRow]:  # fmt: skip
     """Evaluate every policy on every task; a gated policy is paired with the one it wraps if that one is there."""
     cells = [
         Cell(task, spec, mine := takes(spec, settings or {}), tags={"over": _wrapped(spec, mine)})
@@ -47,7 +48,7 @@ def _wrapped(spec: str, settings: Mapping[str, Any]) -> str | None:
     return policy.base.label if isinstance(policy, Wrapper) else None
 
 
-def _with_base(rows: Sequence[Row]) -> Iterator[Row]:
+def _with_base(rows: Sequence[ResultRow]) -> Iterator[ResultRow]:
     """The rows of one task, with their difference to the base policy and their accuracy under parallelism.
 
     AUP is of the curve from one token a step to this row, so `schedule` must have been run too. The base policy must
@@ -64,7 +65,7 @@ def _with_base(rows: Sequence[Row]) -> Iterator[Row]:
         yield {**row, **change}
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """A table a task; a difference to the base policy only where there is one, AUP if it is known."""
     known = any("aup" in row for row in rows)
     made = []

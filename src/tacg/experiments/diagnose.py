@@ -8,7 +8,6 @@ out for them. Proposals of one problem are not independent, so intervals resampl
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,11 +15,13 @@ import numpy as np
 from tacg.engine.events import Finished, Step
 from tacg.engine.request import resolve
 from tacg.errors import TacgError
-from tacg.experiments.evaluate import settings_of, surroundings
-from tacg.experiments.rows import Ledger, Row, key_of
-from tacg.experiments.show import Table
+from tacg.experiments.evaluate import settings_of
 from tacg.policies import get_policy
 from tacg.policies.probe import Probe
+from tacg.records.bins import CONFIDENCE, SIGNALS, bin_names
+from tacg.records.rows import Ledger, ResultRow, key_of
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 from tacg.shapes import COUNT, Number
 from tacg.version import __version__
 
@@ -36,16 +37,6 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
     Mask = NDArray[np.bool_]
 
-CONFIDENCE = (0.2, 0.4, 0.6, 0.8, 0.9)
-# Signal -> inner edges of its bins.
-SIGNALS: dict[str, tuple[float, ...]] = {
-    "streak": (1.5, 2.5, 4.5),
-    "support": (0.0, 0.05, 0.15, 0.4),
-    "log_ratio": (0.0, 0.1, 0.3, 0.9),
-    "margin": (0.1, 0.3, 0.6, 0.9),
-    "entropy": (0.1, 0.5, 1.0, 2.0),
-    "kl": (0.001, 0.01, 0.1, 1.0),
-}
 OF_CHANGE = {"support", "log_ratio", "kl"}
 TARGETS = ("reference", "final")
 FIELDS = ("problem", "first", "committed", "confidence", *SIGNALS, *TARGETS)
@@ -96,13 +87,13 @@ SHAPE = {
 def diagnose(
     llm: LLM, tasks: Sequence[Task], policy: str, sample: Sample, ledger: Ledger | None = None,
     tick: Tick | None = None,
-) -> list[Row]:  # fmt: skip
+) -> list[ResultRow]:  # fmt: skip
     """A row a task: match rates by confidence alone, by each signal within confidence, by support within both; AUCs."""
     ledger = ledger or Ledger()
     weights, rows = llm.identity["weights"], []
     for task in tasks:
         made = resolve(policy, settings_of(task, policy, {}))
-        facts: Row = {
+        facts: ResultRow = {
             "task": task.name, "model": llm.model.spec.name, "policy": made[0].label, "weights": weights,
             "n": sample.n, "seed": sample.seed, "split": sample.split,
         }  # fmt: skip
@@ -140,14 +131,14 @@ def _usable(data: Array, target: str, signal: str) -> Mask:
     return usable
 
 
-def bins(data: Array) -> Iterator[Row]:
+def bins(data: Array) -> Iterator[ResultRow]:
     """Match rates with intervals, for every target, signal and bin that holds a proposal."""
     level = np.digitize(column(data, "confidence"), CONFIDENCE)
     place = {name: np.digitize(column(data, name), edges, right=True) for name, edges in SIGNALS.items()}
     for target in TARGETS:
         for number in range(len(CONFIDENCE) + 1):
             inside = (level == number) & _usable(data, target, "confidence")
-            facts: Row = {"target": target, "confidence": number}
+            facts: ResultRow = {"target": target, "confidence": number}
             yield from _rate(data, inside, facts | {"signal": "confidence"})
             for name, edges in SIGNALS.items():
                 usable = inside & _usable(data, target, name)
@@ -161,7 +152,7 @@ def bins(data: Array) -> Iterator[Row]:
                     yield from _rate(data, chosen, facts | more)
 
 
-def _rate(data: Array, chosen: Mask, facts: Row) -> Iterator[Row]:
+def _rate(data: Array, chosen: Mask, facts: ResultRow) -> Iterator[ResultRow]:
     """The match rate of the chosen proposals; resamples that hold none of them say nothing."""
     count = int(chosen.sum())
     if not count:
@@ -223,16 +214,9 @@ def _auc(values: Array, hit: Mask, level: Any, weights: Array) -> Array:
     return np.where(pairs > 0, won / np.maximum(pairs, 1e-300), np.nan)
 
 
-def bin_names(signal: str) -> list[str]:
-    """Names of a signal's bins."""
-    if signal == "streak":
-        return ["1", "2", "3-4", "5+"]
-    edges = CONFIDENCE if signal == "confidence" else SIGNALS[signal]
-    inner = [f"{low:g}-{high:g}" for low, high in pairwise(edges)]
-    return [f"<= {edges[0]:g}" if edges[0] else "0", *inner, f"> {edges[-1]:g}"]
-
-
-def tables(rows: Sequence[Row], target: str = "final", signals: Sequence[str] = ("streak", "support")) -> list[Table]:
+def tables(
+    rows: Sequence[ResultRow], target: str = "final", signals: Sequence[str] = ("streak", "support")
+) -> list[Table]:
     """For each task: the AUC of every signal within confidence, and match rates by signal and confidence."""
     made = []
     for row in rows:
@@ -255,7 +239,7 @@ def tables(rows: Sequence[Row], target: str = "final", signals: Sequence[str] = 
     return made
 
 
-def _jointly(row: Row, target: str) -> Table:
+def _jointly(row: ResultRow, target: str) -> Table:
     """Match rates by support among proposals of like confidence and like streak."""
     cells = {
         (each["confidence"], each["streak"], each["bin"]): each for each in row["bins"]
@@ -276,7 +260,7 @@ def _interval(score: Sequence[float] | None) -> str:
     return "" if score is None else f"{score[0]:.2f} ({score[1]:.2f}…{score[2]:.2f})"
 
 
-def _percent(cell: Row | None) -> str:
+def _percent(cell: ResultRow | None) -> str:
     if cell is None:
         return ""
     low, high = cell["match_ci"]

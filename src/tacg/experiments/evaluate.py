@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,10 +12,11 @@ import torch
 
 from tacg.engine.request import resolve
 from tacg.errors import TacgError
-from tacg.experiments.results import Item, Results
-from tacg.experiments.rows import key_of
-from tacg.experiments.stats import wilson
 from tacg.policies import find_preset
+from tacg.records.results import Item, Results
+from tacg.records.rows import key_of
+from tacg.records.summary import summary
+from tacg.records.surroundings import surroundings
 from tacg.version import __version__
 
 if TYPE_CHECKING:
@@ -144,16 +143,16 @@ def describe(
     seed: int,
 ) -> dict[str, Any]:  # fmt: skip
     """All that the answers of a run depend on. The batch is not part of it: no row feels its neighbours."""
-    made, decode = resolve(policy, settings)
+    rule, decode = resolve(policy, settings)
     asked = [(each.id, each.asked, each.answer, dict(each.data)) for each in problems]
     return {
         "run": {
-            "task": task.name, "split": split, "seed": seed, "n": len(problems), "policy": made.label,
-            "base": getattr(getattr(made, "base", None), "label", None), "data": key_of(problems=asked),
+            "task": task.name, "split": split, "seed": seed, "n": len(problems), "policy": rule.label,
+            "base": getattr(getattr(rule, "base", None), "label", None), "data": key_of(problems=asked),
         },
         "model": dict(llm.identity),
         "task": {name: value for name, value in task.values().items() if name not in PATHS},
-        "policy": made.values(),
+        "policy": rule.values(),
         "decode": {**decode.values(), "suppress": list(decode.suppress)},
         "versions": {"tacg": __version__, "torch": str(torch.__version__)},
     }  # fmt: skip
@@ -170,39 +169,6 @@ def settings_of(task: Task, policy: str | Policy, settings: Mapping[str, Any]) -
     return {"early_stop": False, **lengths, **settings}
 
 
-def summary(items: Sequence[Item], task: str, model: str, policy: str, seed: int) -> dict[str, Any]:
-    """The row of a run. `tpf` is the mean over items of tokens / forwards, `tpf_ratio` total over total."""
-    n, hits = len(items), sum(item.correct for item in items)
-    forwards = sum(item.forwards for item in items)
-    return {
-        "task": task,
-        "model": model,
-        "policy": policy,
-        "n": n,
-        "seed": seed,
-        "accuracy": hits / n,
-        "accuracy_ci": list(wilson(hits, n)),
-        **strict_accuracy(items),
-        "score": sum(item.score for item in items) / n,
-        "steps": sum(item.steps for item in items) / n,
-        "tpf": sum(item.tpf for item in items) / n,
-        "tpf_ratio": sum(item.tokens for item in items) / forwards,
-        "forwards": forwards,
-    }
-
-
-def strict_accuracy(items: Sequence[Item]) -> dict[str, float]:
-    """What the released code would report, for the sets that it reports on."""
-    strict = [item.strict for item in items if item.strict is not None]
-    return {"accuracy_strict": sum(strict) / len(strict)} if strict else {}
-
-
 def pace_of(tokens: int, seconds: float) -> dict[str, float]:
     """Of what was decoded now; a resumed run has decoded the rest before."""
     return {"seconds": seconds, "tokens_per_second": tokens / seconds if tokens else 0.0}
-
-
-def surroundings() -> dict[str, Any]:
-    """What a number was measured with."""
-    hardware = f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-    return {"version": __version__, "torch": str(torch.__version__), "hardware": hardware}

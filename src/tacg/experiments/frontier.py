@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import ResultRow
 
     Array = NDArray[np.float64]
 
 
-def over_frontiers(rows: Sequence[Row], bases: Mapping[str, str]) -> list[Row]:
+def over_frontiers(rows: Sequence[ResultRow], bases: Mapping[str, str]) -> list[ResultRow]:
     """The rows; those of a gated policy know what they gain over the frontier of its base policy (`bases`)."""
-    frontiers: dict[tuple[str, str], list[Row]] = {}
+    frontiers: dict[tuple[str, str], list[ResultRow]] = {}
     for row in rows:
         frontiers.setdefault((row["task"], row["spec"]), []).append(row)
     found = []
@@ -33,7 +33,7 @@ def over_frontiers(rows: Sequence[Row], bases: Mapping[str, str]) -> list[Row]:
     return found
 
 
-def against_frontier(row: Row, base: Sequence[Row], rounds: int = 500) -> Row:
+def against_frontier(row: ResultRow, base: Sequence[ResultRow], rounds: int = 500) -> ResultRow:
     """Steps saved at equal accuracy (as a share) and accuracy gained at equal steps, with 95 % intervals.
 
     Where the point is more accurate than the whole frontier, `saved` is measured against the frontier's best, which

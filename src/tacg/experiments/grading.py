@@ -7,15 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
-from tacg.experiments.stats import wilson
 from tacg.files import parse_json, read_text
+from tacg.records.stats import wilson
 from tacg.shapes import brief
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from tacg.experiments.rows import Row
+    from tacg.records.rows import ResultRow
     from tacg.tasks import Grade, Problem, Task
 
 
@@ -55,7 +55,7 @@ def _like(problems: Mapping[str, Problem]) -> str:
 def grade_answers(
     task: Task, problems: Mapping[str, Problem], answers: Mapping[str, str],
     on_grade: Callable[[str, Grade], None] | None = None,
-) -> Row:  # fmt: skip
+) -> ResultRow:  # fmt: skip
     """Grade every answer; the row that sums them up. `missing` is how many problems of the set have none."""
 
     def judge(name: str) -> Grade:

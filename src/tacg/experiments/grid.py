@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from tacg.engine.request import resolve
 from tacg.experiments.evaluate import evaluate, settings_of
-from tacg.experiments.rows import Ledger, Row, key_of
-from tacg.experiments.stats import mcnemar, paired_bootstrap
+from tacg.records.rows import Ledger, ResultRow, key_of
+from tacg.records.summary import by_item
 from tacg.shapes import COUNT, Number
 from tacg.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-    from tacg.experiments.results import Item
     from tacg.llm import LLM
     from tacg.tasks import Task
 
@@ -33,7 +31,7 @@ SHAPE = {
 }  # fmt: skip
 
 
-def impossible(row: Row) -> str:
+def impossible(row: ResultRow) -> str:
     """What contradicts itself in a row of that shape, in words."""
     right, n = row["correct"], row["n"]
     if {*right} <= {"0", "1"} and len(right) == len(row["item_steps"]) == n:
@@ -64,7 +62,7 @@ class Sample:
 
 def run(
     llm: LLM, cells: Iterable[Cell], sample: Sample, ledger: Ledger | None = None, tick: Tick | None = None
-) -> list[Row]:
+) -> list[ResultRow]:
     """A row for each cell, in order. `tick` is told each cell's name and correctness, item by item."""
     ledger = ledger or Ledger()
     weights = llm.identity["weights"]
@@ -78,44 +76,16 @@ def run(
         )  # fmt: skip
         row = ledger.get(key, SHAPE, impossible)
         if row is None:
-            told = (
+            on_item = (
                 (lambda item, name=name, task=cell.task: tick(f"{task.name} · {name}", item.correct)) if tick else None
             )
-            made = evaluate(
+            evaluation = evaluate(
                 llm, cell.task, cell.policy, n=sample.n, seed=sample.seed, split=sample.split,
-                batch_size=sample.batch_size, settings=dict(cell.settings), on_item=told,
+                batch_size=sample.batch_size, settings=dict(cell.settings), on_item=on_item,
             )  # fmt: skip
-            row = ledger.add(key, made.row | by_item(made.items) | {"weights": weights})
+            row = ledger.add(key, evaluation.row | by_item(evaluation.items) | {"weights": weights})
         elif tick is not None:
             for mark in row["correct"]:
                 tick(f"{cell.task.name} · {name}", mark == "1")
         rows.append({**row, "name": name, **cell.tags})
     return rows
-
-
-def by_item(items: Sequence[Item]) -> Row:
-    """What pairing and dynamics need of the items: correctness, steps, and mean commits at each step."""
-    pace = [sum(counts) for counts in zip_longest(*(item.pace for item in items), fillvalue=0)]
-    return {
-        "correct": "".join("1" if item.correct else "0" for item in items),
-        "item_steps": [item.steps for item in items],
-        "commits_by_step": [round(count / len(items), 4) for count in pace],
-    }
-
-
-def paired(row: Row, base: Row) -> Row:
-    """What a row changes over another one, problem by problem: differences with 95 % intervals, McNemar's p.
-
-    Nothing if it is the same row.
-    """
-    if row is base:
-        return {}
-    ours, theirs = ([mark == "1" for mark in each["correct"]] for each in (row, base))
-    return {
-        "base": base["name"],
-        "accuracy_diff": row["accuracy"] - base["accuracy"],
-        "accuracy_diff_ci": list(paired_bootstrap(ours, theirs)),
-        "mcnemar_p": mcnemar(ours, theirs),
-        "steps_diff": row["steps"] - base["steps"],
-        "steps_diff_ci": list(paired_bootstrap(row["item_steps"], base["item_steps"])),
-    }

@@ -16,8 +16,8 @@ from tacg.engine.request import resolve
 from tacg.errors import TacgError, unknown
 from tacg.experiments.ablate import PARTS
 from tacg.experiments.evaluate import evaluate, settings_of
-from tacg.experiments.grid import by_item
-from tacg.experiments.show import Table, accuracy
+from tacg.records.summary import by_item
+from tacg.records.tables import Table, accuracy
 from tacg.tasks import get_task
 
 if TYPE_CHECKING:
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tacg.experiments.evaluate import Decoder
-    from tacg.experiments.results import Item
-    from tacg.experiments.rows import Row
+    from tacg.records.results import Item
+    from tacg.records.rows import ResultRow
     from tacg.tasks import Task
 
 NAMES = ("table1", "table2", "table3", "table4", "table5", "figures")
 
 
 @dataclass(frozen=True)
-class Line:
+class PaperRun:
     """One run of the paper, and what was published for it; None where nothing was."""
 
     model: str
@@ -54,7 +54,7 @@ def paper() -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def lines_of(name: str) -> list[Line]:
+def runs_of(name: str) -> list[PaperRun]:
     """The runs of a table, or of the figures that are drawn from runs."""
     if name not in NAMES:
         raise unknown("table", name, NAMES)
@@ -63,16 +63,16 @@ def lines_of(name: str) -> list[Line]:
     return _lines("table1" if name == "table5" else name)
 
 
-def _lines(table: str) -> list[Line]:
-    return [Line(**row) for row in paper()["tables"][table]]
+def _lines(table: str) -> list[PaperRun]:
+    return [PaperRun(**row) for row in paper()["tables"][table]]
 
 
-def grid_of(figure: str) -> list[Line]:
+def grid_of(figure: str) -> list[PaperRun]:
     """The runs of Fig. 3 or 4: every pair of values of two axes; `a+b` moves two knobs together."""
     facts = paper()["figures"]
     (x, xs), (y, ys) = facts[figure].items()
     return [
-        Line(facts["model"], facts["task"], facts["policy"], knobs=(*((name, a) for name in x.split("+")), (y, b)))
+        PaperRun(facts["model"], facts["task"], facts["policy"], knobs=(*((name, a) for name in x.split("+")), (y, b)))
         for a, b in product(xs, ys)
     ]
 
@@ -93,7 +93,7 @@ class Stage:
     seed: int = 0
     data: Mapping[str, str] = field(default_factory=dict)
 
-    def policy(self, line: Line) -> str:
+    def policy(self, line: PaperRun) -> str:
         """The policy with its published settings."""
         name, base = line.policy.partition("+")[::2]
         if name == "tacg" and self.released:
@@ -101,7 +101,7 @@ class Stage:
         known = "any" if line.model == "llada2-mini" else line.task
         return f"{name}+{base}:{line.model}/{known}" if base else f"{name}:{line.model}/{known}"
 
-    def task(self, line: Line) -> Task:
+    def task(self, line: PaperRun) -> Task:
         """The set, or what stands in for it."""
         if self.rehearsal:
             return get_task(paper()["rehearsal"][line.task])
@@ -109,13 +109,13 @@ class Stage:
         data = {"data": self.data[line.task]} if line.task in self.data else {}
         return get_task(line.task, **knobs, **data)
 
-    def items(self, line: Line) -> int:
+    def items(self, line: PaperRun) -> int:
         """How many problems the run has."""
         counts = paper()["items"]
         whole: int = counts.get(line.model, {}).get(line.task, counts[line.task])
         return whole if self.n is None else min(whole, self.n)
 
-    def settings(self, line: Line) -> dict[str, Any]:
+    def settings(self, line: PaperRun) -> dict[str, Any]:
         """What the run changes in the published settings. A rehearsal keeps the proportions of lengths."""
         changed = {**PARTS.get(line.part, {}), **dict(line.knobs)}
         if self.released and "m_base" in changed:  # one length for both
@@ -129,7 +129,7 @@ class Stage:
             changed["gen_length"] = length
         return changed
 
-    def forwards(self, line: Line) -> int:
+    def forwards(self, line: PaperRun) -> int:
         """About how many model calls it takes, by the steps or the TPF that were published."""
         known = line if line.tpf else next(each for each in _lines("table1") if _same_run(each, line))
         if known.steps is not None and not self.rehearsal:
@@ -138,13 +138,13 @@ class Stage:
         length: int = settings_of(self.task(line), spec, self.settings(line))["gen_length"]
         return round(self.items(line) * length / (known.tpf or 1.0))
 
-    def file(self, line: Line) -> str:
+    def file(self, line: PaperRun) -> str:
         """The name of its results file: equal runs of two tables have one."""
         changed = [f"{name}={value}" for name, value in sorted(self.settings(line).items())]
         return ".".join([line.model, line.task, self.policy(line).partition(":")[0], *changed]) + ".jsonl"
 
 
-def _same_run(one: Line, other: Line) -> bool:
+def _same_run(one: PaperRun, other: PaperRun) -> bool:
     return (one.model, one.task, one.policy) == (other.model, other.task, other.policy)
 
 
@@ -158,11 +158,11 @@ def _released(model: str, task: str, base: str) -> str:
 
 
 def play(
-    lines: Sequence[Line], stage: Stage, load: Callable[[str], Decoder], home: Path, batch_size: int = 32,
+    lines: Sequence[PaperRun], stage: Stage, load: Callable[[str], Decoder], home: Path, batch_size: int = 32,
     tick: Callable[[str, Item], None] | None = None,
-) -> list[Row]:  # fmt: skip
+) -> list[ResultRow]:  # fmt: skip
     """A row a run, in order; models are loaded one after the other by `load`, which is told the paper's name."""
-    rows: dict[int, Row] = {}
+    rows: dict[int, ResultRow] = {}
     for model in dict.fromkeys(line.model for line in lines):
         llm = load(model)
         for number, line in enumerate(lines):
@@ -172,8 +172,8 @@ def play(
 
 
 def _play_one(
-    llm: Decoder, line: Line, stage: Stage, home: Path, batch_size: int, tick: Callable[[str, Item], None] | None
-) -> Row:
+    llm: Decoder, line: PaperRun, stage: Stage, home: Path, batch_size: int, tick: Callable[[str, Item], None] | None
+) -> ResultRow:
     title = f"{line.model} · {line.task} · {line.policy}" + (f" · {line.part}" if line.part else "")
     made = evaluate(
         llm, stage.task(line), stage.policy(line), n=stage.items(line), seed=stage.seed, batch_size=batch_size,
@@ -192,7 +192,7 @@ COLUMNS = ("run", "set", "n", "accuracy %", "strict %", "paper %", "Δ items", "
 
 def plan(name: str, stage: Stage, home: Path) -> Table:
     """What a table would take: runs, problems, forwards, and how much of it is done already."""
-    body, runs = [], {stage.file(line): line for line in lines_of(name)}
+    body, runs = [], {stage.file(line): line for line in runs_of(name)}
     for file, line in runs.items():
         gen = settings_of(stage.task(line), stage.policy(line), stage.settings(line))["gen_length"]
         path, items = home / file, stage.items(line)
@@ -206,13 +206,13 @@ def plan(name: str, stage: Stage, home: Path) -> Table:
     return Table(name, PLAN, tuple(body))
 
 
-def tables(name: str, rows: Sequence[Row]) -> list[Table]:
+def tables(name: str, rows: Sequence[ResultRow]) -> list[Table]:
     """The paper's figures beside ours; differences are in problems, where model and problems are the paper's."""
     if name == "table5":
         return [_steps_table(rows)]
     lines = []
     for row in rows:
-        line: Line = row["line"]
+        line: PaperRun = row["line"]
         ours = row[paper()["models"][line.model]["tpf"]]
         lines.append((
             _name(line), row["task"], str(row["n"]), accuracy(row), _shown(row.get("accuracy_strict"), 100),
@@ -222,7 +222,7 @@ def tables(name: str, rows: Sequence[Row]) -> list[Table]:
     return [Table(name, COLUMNS, tuple(lines))]
 
 
-def _steps_table(rows: Sequence[Row]) -> Table:
+def _steps_table(rows: Sequence[ResultRow]) -> Table:
     """The paper's Table 5: steps of a decoder and of TACG over it."""
     steps = {(row["line"].model, row["line"].task, row["line"].policy): row for row in rows}
     lines = []
@@ -240,7 +240,7 @@ def _steps_table(rows: Sequence[Row]) -> Table:
     return Table("table5", columns, tuple(lines))
 
 
-def _items(row: Row) -> str:
+def _items(row: ResultRow) -> str:
     """How many problems more than published; by the released extraction where there is one, as in the paper."""
     published = row["line"].accuracy
     if row["rehearsal"] or published is None:
@@ -249,7 +249,7 @@ def _items(row: Row) -> str:
     return f"{round(more):+d}" if row["whole"] else f"{more:+.1f}"
 
 
-def _name(line: Line) -> str:
+def _name(line: PaperRun) -> str:
     words = [line.model, line.task, line.policy, line.part, *(f"{name}={value}" for name, value in line.knobs)]
     return " · ".join(word for word in words if word) + (f" · {line.gen_length}" if line.gen_length else "")
 
@@ -258,7 +258,7 @@ def _shown(value: float | None, scale: float = 1.0) -> str:
     return "" if value is None else f"{scale * value:.2f}"
 
 
-def heat_rows(figure: str, rows: Sequence[Row]) -> list[Row]:
+def heat_rows(figure: str, rows: Sequence[ResultRow]) -> list[ResultRow]:
     """The rows of Fig. 3 or 4, as `draw_heat` takes them."""
     x, y = paper()["figures"][figure]
     wanted = grid_of(figure)
@@ -268,7 +268,7 @@ def heat_rows(figure: str, rows: Sequence[Row]) -> list[Row]:
     ]  # fmt: skip
 
 
-def pace_rows(rows: Sequence[Row]) -> Iterator[Row]:
+def pace_rows(rows: Sequence[ResultRow]) -> Iterator[ResultRow]:
     """The rows of Fig. 5, as `draw_dynamics` takes them."""
     for row in rows:
         line = row["line"]

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from tacg.experiments.compare import takes
 from tacg.experiments.frontier import over_frontiers
 from tacg.experiments.grid import Cell, Sample, run
-from tacg.experiments.show import Table, accuracy, gain
 from tacg.policies import get_policy
 from tacg.policies.base import Wrapper
+from tacg.records.tables import Table, accuracy, gain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tacg.experiments.grid import Tick
-    from tacg.experiments.rows import Ledger, Row
     from tacg.llm import LLM
+    from tacg.records.rows import Ledger, ResultRow
     from tacg.tasks import Task
 
 
@@ -41,7 +41,7 @@ class Axis:
 def sweep(
     llm: LLM, tasks: Sequence[Task], policies: Sequence[str], x: Axis, y: Axis | None, sample: Sample,
     settings: Mapping[str, Any] | None = None, ledger: Ledger | None = None, tick: Tick | None = None,
-) -> list[Row]:  # fmt: skip
+) -> list[ResultRow]:  # fmt: skip
     """A row for every task, policy and pair of values; `x` and `y` are columns of the rows.
 
     With one axis, rows of a policy over another one that is there too know what they gain over its whole frontier.
@@ -61,7 +61,7 @@ def sweep(
     return rows if y else over_frontiers(rows, bases)
 
 
-def tables(rows: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """A table a task: every point, the most accurate first, with what it gains over a frontier if that is known."""
     gains = {"saved": "steps saved %", "gained": "accuracy gained"} if any("saved" in row for row in rows) else {}
     made = []

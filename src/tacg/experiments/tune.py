@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tacg.engine.request import Decode, resolve
 from tacg.errors import TacgError, unknown
-from tacg.experiments.evaluate import surroundings
 from tacg.experiments.grid import Cell, Sample, Tick, run
-from tacg.experiments.rows import Ledger, Row, key_of
-from tacg.experiments.show import Table
 from tacg.files import write_file
 from tacg.policies import get_policy
+from tacg.records.rows import Ledger, ResultRow, key_of
+from tacg.records.stats import front
+from tacg.records.surroundings import surroundings
+from tacg.records.tables import Table
 from tacg.shapes import COUNT, Number
 from tacg.version import __version__
 
@@ -92,14 +92,14 @@ def space_of(policy: str, only: Sequence[str] = ()) -> dict[str, Range]:
 class Judge(Protocol):
     """Gives settings a row with `quality` and `steps`."""
 
-    def __call__(self, settings: Mapping[str, Any], name: str) -> Row:
+    def __call__(self, settings: Mapping[str, Any], name: str) -> ResultRow:
         """Decode with these settings; `name` is for the progress bar."""
 
 
 def by_labels(llm: LLM, task: Task, policy: str, sample: Sample, ledger: Ledger, tick: Tick | None = None) -> Judge:
     """Quality is accuracy on the task."""
 
-    def judge(settings: Mapping[str, Any], name: str) -> Row:
+    def judge(settings: Mapping[str, Any], name: str) -> ResultRow:
         (row,) = run(llm, [Cell(task, policy, settings, name)], sample, ledger, tick)
         return row | {"quality": row["accuracy"]}
 
@@ -124,7 +124,7 @@ def by_agreement(
     def careful() -> list[str]:
         return [llm.text(output.tokens) for output in llm.generate(asked, "schedule", batch_size=batch_size, **shape)]
 
-    def judge(settings: Mapping[str, Any], name: str) -> Row:
+    def judge(settings: Mapping[str, Any], name: str) -> ResultRow:
         made = resolve(policy, {**lengths, **settings})
         key = key_of(agreed=asked, decode=repr(made), model=llm.identity, version=__version__)
         row = ledger.get(key, {"quality": Number(0, 1), "steps": Number(0), "policy": str, "n": COUNT})
@@ -163,7 +163,7 @@ def likeness(ours: str, theirs: str) -> float:
 
 def tune(
     judge: Judge, space: Mapping[str, Range], trials: int, seed: int = 0, first: Sequence[Mapping[str, Any]] = ()
-) -> list[Row]:
+) -> list[ResultRow]:
     """Try `trials` settings, `first` ones first; all rows, each with its settings. The same seed tries the same."""
     try:
         import optuna
@@ -184,23 +184,13 @@ def tune(
     return rows
 
 
-def front(rows: Sequence[Row]) -> list[Row]:
-    """The rows that none beats in both quality and steps, fastest first."""
-    best, kept = -math.inf, []
-    for row in sorted(rows, key=lambda row: (row["steps"], -row["quality"])):
-        if row["quality"] > best:
-            best = row["quality"]
-            kept.append(row)
-    return kept
-
-
-def choose(rows: Sequence[Row], give: float = 0.01) -> Row:
+def choose(rows: Sequence[ResultRow], give: float = 0.01) -> ResultRow:
     """The fastest row whose quality is at most `give` below the best."""
     best = max(row["quality"] for row in rows)
     return min((row for row in rows if row["quality"] >= best - give), key=lambda row: (row["steps"], -row["quality"]))
 
 
-def table(rows: Sequence[Row], chosen: Row, title: str) -> Table:
+def table(rows: Sequence[ResultRow], chosen: ResultRow, title: str) -> Table:
     """The front, with the chosen point marked."""
     lines = [
         (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tacg.models.fields import Fields
-from tacg.models.layers import FeedForward, Network, QwenLayer, RmsNorm, Rows, denoise
+from tacg.models.layers import FeedForward, Network, PackedRows, QwenLayer, RmsNorm, denoise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ class DreamConfig:
         )
 
 
-class Attention(nn.Module):
+class DreamAttention(nn.Module):
     """Grouped-query attention with biases on queries, keys and values."""
 
     def __init__(self, config: DreamConfig) -> None:
@@ -68,7 +68,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.width, narrow)
         self.o_proj = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
+    def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
         q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         mixed: Tensor = self.o_proj(rows.attend(layer, rows.rotate(q), rows.rotate(k), v))
@@ -87,7 +87,9 @@ class Dream(Network):
             {
                 "embed_tokens": nn.Embedding(config.table_size, config.width),
                 "layers": nn.ModuleList(
-                    QwenLayer(config.width, config.norm_eps, Attention(config), FeedForward(config.width, config.inner))
+                    QwenLayer(
+                        config.width, config.norm_eps, DreamAttention(config), FeedForward(config.width, config.inner)
+                    )
                     for _ in range(config.layers)
                 ),
                 "norm": RmsNorm(config.width, config.norm_eps),

@@ -35,7 +35,7 @@ class RmsNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
 
-class Rows:
+class PackedRows:
     """How packed tokens split into rows: the rotation of each token, and attention within rows.
 
     spans   of the rows; `block` makes attention block-causal
@@ -149,7 +149,7 @@ def denoise(
     missing = STEADY_ROWS - len(tokens)
     if missing > 0:
         tokens, spans = F.pad(tokens, (0, missing)), [*spans, Span(0, missing, missing)]
-    rows = Rows(spans, rotary, theta, tokens.device, wide=wide, block=block)
+    rows = PackedRows(spans, rotary, theta, tokens.device, wide=wide, block=block)
     x = embed(tokens)
     for number, layer in enumerate(layers.children()):
         x = layer(number, x, rows)
@@ -167,7 +167,7 @@ class QwenLayer(nn.Module):
         self.post_attention_layernorm = RmsNorm(width, eps)
         self.mlp = feed_forward
 
-    def forward(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
+    def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
         x = x + self.self_attn(layer, self.input_layernorm(x), rows)
         fed: Tensor = self.mlp(self.post_attention_layernorm(x))

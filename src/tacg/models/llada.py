@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacg.models.fields import Fields
-from tacg.models.layers import Network, RmsNorm, Rows, denoise
+from tacg.models.layers import Network, PackedRows, RmsNorm, denoise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,7 +74,7 @@ class LladaConfig:
         )
 
 
-class Block(nn.Module):
+class LladaLayer(nn.Module):
     """Attention and a gated feed-forward, each behind a norm. `ff_proj` is the gate, as in the checkpoint."""
 
     def __init__(self, config: LladaConfig) -> None:
@@ -92,7 +92,7 @@ class Block(nn.Module):
         self.up_proj = nn.Linear(width, inner, bias=False)
         self.ff_out = nn.Linear(inner, width, bias=False)
 
-    def forward(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
+    def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
         normed = self.attn_norm(x)
         q, k, v = (proj(normed).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
@@ -111,7 +111,7 @@ class Llada(Network):
         self.config = config
         parts: dict[str, nn.Module] = {
             "wte": nn.Embedding(config.table_size, config.d_model),
-            "blocks": nn.ModuleList(Block(config) for _ in range(config.n_layers)),
+            "blocks": nn.ModuleList(LladaLayer(config) for _ in range(config.n_layers)),
             "ln_f": RmsNorm(config.d_model, config.norm_eps),
         }
         if not config.tied:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from tacg.errors import TacgError
 from tacg.models.fields import Fields
-from tacg.models.layers import Experts, FeedForward, Network, RmsNorm, Rows, denoise
+from tacg.models.layers import Experts, FeedForward, Network, PackedRows, RmsNorm, denoise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,7 +118,7 @@ class Llada2Config:
             )
 
 
-class Attention(nn.Module):
+class Llada2Attention(nn.Module):
     """Grouped-query attention with one projection for queries, keys and values, and norms on queries and keys."""
 
     def __init__(self, config: Llada2Config) -> None:
@@ -130,7 +130,7 @@ class Attention(nn.Module):
         self.key_layernorm = RmsNorm(config.head_dim, config.norm_eps)
         self.dense = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
 
-    def forward(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
+    def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
         heads: Tensor = self.query_key_value(x).view(len(x), -1, self.head_dim)
         q, k, v = torch.split(heads, self.sizes, dim=1)
@@ -163,7 +163,7 @@ class Router(nn.Module):
         return chosen, weight / (weight.sum(dim=1, keepdim=True) + 1e-20) * config.scaling
 
 
-class Mixture(nn.Module):
+class Llada2Mixture(nn.Module):
     """Chosen experts, and one that everybody passes through."""
 
     def __init__(self, config: Llada2Config) -> None:
@@ -185,12 +185,12 @@ class Layer(nn.Module):
     def __init__(self, config: Llada2Config, number: int) -> None:
         super().__init__()
         self.input_layernorm = RmsNorm(config.width, config.norm_eps)
-        self.attention = Attention(config)
+        self.attention = Llada2Attention(config)
         self.post_attention_layernorm = RmsNorm(config.width, config.norm_eps)
         dense = number < config.dense_layers
-        self.mlp = FeedForward(config.width, config.inner) if dense else Mixture(config)
+        self.mlp = FeedForward(config.width, config.inner) if dense else Llada2Mixture(config)
 
-    def forward(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
+    def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
         x = x + self.attention(layer, self.input_layernorm(x), rows)
         fed: Tensor = self.mlp(self.post_attention_layernorm(x))

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from tacg.errors import TacgError
 from tacg.models.fields import Fields, short
-from tacg.models.layers import Experts, Network, QwenLayer, RmsNorm, Rows, denoise
+from tacg.models.layers import Experts, Network, PackedRows, QwenLayer, RmsNorm, denoise
 from tacg.models.llada2 import expert_place
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class LladaMoeConfig:
         return made
 
 
-class Attention(nn.Module):
+class LladaMoeAttention(nn.Module):
     """Attention with per-head norms on queries and keys."""
 
     def __init__(self, config: LladaMoeConfig) -> None:
@@ -90,7 +90,7 @@ class Attention(nn.Module):
         self.q_norm = RmsNorm(config.head_dim, config.norm_eps)
         self.k_norm = RmsNorm(config.head_dim, config.norm_eps)
 
-    def forward(self, layer: int, x: Tensor, rows: Rows) -> Tensor:
+    def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
         q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rows.rotate(self.q_norm(q)), rows.rotate(self.k_norm(k))
@@ -98,7 +98,7 @@ class Attention(nn.Module):
         return mixed
 
 
-class Mixture(nn.Module):
+class LladaMoeMixture(nn.Module):
     """The experts with the largest softmax scores, weighted by these scores as they are."""
 
     def __init__(self, config: LladaMoeConfig) -> None:
@@ -125,7 +125,7 @@ class LladaMoe(Network):
             {
                 "embed_tokens": nn.Embedding(config.table_size, config.width),
                 "layers": nn.ModuleList(
-                    QwenLayer(config.width, config.norm_eps, Attention(config), Mixture(config))
+                    QwenLayer(config.width, config.norm_eps, LladaMoeAttention(config), LladaMoeMixture(config))
                     for _ in range(config.layers)
                 ),
                 "norm": RmsNorm(config.width, config.norm_eps),

@@ -11,13 +11,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tacg.errors import TacgError, unknown
+from tacg.madvise import let_go
 from tacg.models.base import ModelSpec
 from tacg.models.dream import Dream, DreamConfig
 from tacg.models.fields import short
 from tacg.models.llada import Llada, LladaConfig
 from tacg.models.llada2 import Llada2, Llada2Config
 from tacg.models.llada_moe import LladaMoe, LladaMoeConfig
-from tacg.pages import let_go
 from tacg.text import LLADA_TEMPLATE, Tokenizer, is_file, read_json
 
 if TYPE_CHECKING:
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
     Tell = Callable[[int, int], None]  # told how many of how many bytes are loaded
 
-Network = Llada | Dream | Llada2 | LladaMoe
+AnyNetwork = Llada | Dream | Llada2 | LladaMoe
 
 
-def _llada(config: Mapping[str, Any]) -> Network:
+def _llada(config: Mapping[str, Any]) -> AnyNetwork:
     """Two networks go by the name `llada`; only one of them has experts."""
     if config.get("num_experts"):
         return LladaMoe(LladaMoeConfig.read(config))
     return Llada(LladaConfig.read(config))
 
 
-FAMILIES: dict[str, Callable[[Mapping[str, Any]], Network]] = {
+FAMILIES: dict[str, Callable[[Mapping[str, Any]], AnyNetwork]] = {
     "llada": _llada,
     "Dream": lambda config: Dream(DreamConfig.read(config)),
     "llada2_moe": lambda config: Llada2(Llada2Config.read(config)),
@@ -55,7 +55,7 @@ END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|role_end|>")
 def load_checkpoint(
     source: str | Path, *, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu",
     revision: str | None = None, offline: bool = False, tell: Tell | None = None,
-) -> tuple[Network, Tokenizer]:  # fmt: skip
+) -> tuple[AnyNetwork, Tokenizer]:  # fmt: skip
     """The model, in evaluation mode on its device, and its tokenizer."""
     kind, place = _dtype(dtype), _device(device)
     directory = locate(source, revision=revision, offline=offline)
@@ -162,7 +162,7 @@ def _download(hub_id: str, revision: str | None, offline: bool) -> Path:
         ) from error
 
 
-def _fill(model: Network, directory: Path, dtype: torch.dtype, device: torch.device, tell: Tell | None) -> None:
+def _fill(model: AnyNetwork, directory: Path, dtype: torch.dtype, device: torch.device, tell: Tell | None) -> None:
     """Put the checkpoint's tensors into a model that was built without storage.
 
     First all names, shapes and types are compared with config.json; then each tensor is placed as soon as it is read,
@@ -195,7 +195,7 @@ def _fill(model: Network, directory: Path, dtype: torch.dtype, device: torch.dev
     model.requires_grad_(False)
 
 
-def _places(model: Network, directory: Path) -> dict[str, tuple[str, int | None, int]]:
+def _places(model: AnyNetwork, directory: Path) -> dict[str, tuple[str, int | None, int]]:
     """Where every tensor of the files goes (parameter, expert) and its size; raises unless all of it fits."""
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     places: dict[str, tuple[str, int | None, int]] = {}
@@ -278,7 +278,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _spec(
-    name: str, family: str, config: Mapping[str, Any], directory: Path, model: Network, tokenizer: Tokenizer
+    name: str, family: str, config: Mapping[str, Any], directory: Path, model: AnyNetwork, tokenizer: Tokenizer
 ) -> ModelSpec:
     """What the files say about special ids."""
     mask = config.get("mask_token_id")

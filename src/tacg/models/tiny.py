@@ -16,7 +16,7 @@ from tacg.models.base import ModelSpec
 from tacg.text import LLADA_TEMPLATE
 
 if TYPE_CHECKING:
-    from tacg.models.loading import Network
+    from tacg.models.loading import AnyNetwork
 
 SPECIALS = [
     "<|endoftext|>",
@@ -123,7 +123,7 @@ def write_checkpoint(
     return directory
 
 
-def random_model(family: str, *, seed: int = 0, liveliness: float = 8.0, **shape: Any) -> Network:
+def random_model(family: str, *, seed: int = 0, liveliness: float = 8.0, **shape: Any) -> AnyNetwork:
     """A random model without files, for measurements; `shape` overrides fields of config.json."""
     config = SHAPES[family] | {"vocab_size": 128} | shape
     model = _network(config, seed, liveliness)
@@ -134,7 +134,7 @@ def random_model(family: str, *, seed: int = 0, liveliness: float = 8.0, **shape
     return model.eval().requires_grad_(False)
 
 
-def _network(config: dict[str, Any], seed: int, liveliness: float) -> Network:
+def _network(config: dict[str, Any], seed: int, liveliness: float) -> AnyNetwork:
     from tacg.models.loading import FAMILIES
 
     with torch.device("meta"):

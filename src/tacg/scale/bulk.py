@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tacg.engine.request import resolve
 from tacg.errors import LogitsError, TacgError
-from tacg.experiments.journal import Journal, refuse_unwritable
 from tacg.files import parse_json, refuse_irregular
+from tacg.records.journal import Journal, refuse_unwritable
 from tacg.scale.fleet import Replica, machines, room, start, told_here
 from tacg.shapes import COUNT, brief, misfit
 from tacg.version import __version__

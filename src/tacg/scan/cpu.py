@@ -32,7 +32,7 @@ NOTHING = torch.tensor(SMOOTHING, dtype=torch.float64).log().item()
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ScanPiece:
     """Some of the positions: `at` of all, `row` of the logits, `slot` of the store; views where they are slices."""
 
     at: slice
@@ -115,7 +115,7 @@ def _bounded(z: Tensor) -> Tensor:
     return torch.clamp_min(z.to(torch.promote_types(z.dtype, torch.float32)), SUPPRESSED)
 
 
-def _mix(store: Tensor, piece: Piece, fresh: Tensor, beta: float) -> None:
+def _mix(store: Tensor, piece: ScanPiece, fresh: Tensor, beta: float) -> None:
     """The EMA of a piece, one step on."""
     old = store[piece.slot]  # in place if it is a view
     if piece.first is True:
@@ -129,19 +129,19 @@ def _mix(store: Tensor, piece: Piece, fresh: Tensor, beta: float) -> None:
         store[piece.slot] = old
 
 
-def _pieces(size: int, rows: Tensor | None, slots: Tensor, first: Tensor) -> Iterator[Piece]:
+def _pieces(size: int, rows: Tensor | None, slots: Tensor, first: Tensor) -> Iterator[ScanPiece]:
     """Narrow rows all at once; wide ones by runs of neighbours, a few at a time, all first or all not."""
     count = len(slots)
     if size < WIDE:
         some = bool(first.any())
-        yield Piece(slice(0, count), slice(None) if rows is None else rows, slots, first if some else False)
+        yield ScanPiece(slice(0, count), slice(None) if rows is None else rows, slots, first if some else False)
         return
     keys = list(zip(range(count) if rows is None else rows.tolist(), slots.tolist(), first.tolist(), strict=True))
     start, most = 0, _together(size)
     for stop in range(1, count + 1):
         (row, slot, new), gap = keys[start], stop - start
         if gap == most or stop == count or keys[stop] != (row + gap, slot + gap, new):
-            yield Piece(slice(start, stop), slice(row, row + gap), slice(slot, slot + gap), new)
+            yield ScanPiece(slice(start, stop), slice(row, row + gap), slice(slot, slot + gap), new)
             start = stop
 
 
@@ -251,7 +251,7 @@ def _entropy(z: Tensor, posterior: Tensor, shares: Tensor) -> Tensor:
     return -_dot(posterior, shifted) - shares.amax(dim=1).log()
 
 
-def _divergence(z: Tensor, posterior: Tensor, shares: Tensor, previous: Tensor, piece: Piece) -> Tensor:
+def _divergence(z: Tensor, posterior: Tensor, shares: Tensor, previous: Tensor, piece: ScanPiece) -> Tensor:
     """KL(p_t || p_{t-1}), both smoothed as in KLASS, as a difference of cross entropies; `previous` moves on.
 
     Wide rows: max(log p, log ε) instead of log(p + ε), which spares a logarithm a value. It makes a difference where a

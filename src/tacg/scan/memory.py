@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tacg.errors import TacgError
-from tacg.pages import hold_in_large_pages, let_go
+from tacg.madvise import hold_in_large_pages, let_go
 
 WORTHWHILE = 1 << 16  # bytes of a position's history from which on they are given back one by one
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "hidden": torch.float32}

@@ -18,7 +18,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tacg.engine.events import Started, Step
-from tacg.serve.ask import Defaults, Reader
 from tacg.serve.batcher import Batcher
 from tacg.serve.body import Intake, parse_json
 from tacg.serve.guard import FAULT, Access, Guard, json_response, refused_response
@@ -27,6 +26,7 @@ from tacg.serve.job import Done
 from tacg.serve.limits import Limits
 from tacg.serve.metrics import Metrics
 from tacg.serve.openai import Chat, Completion, Shape, usage
+from tacg.serve.parse_request import Defaults, Reader
 from tacg.serve.refusal import Refusal, bad
 from tacg.serve.replay import Replayer
 from tacg.serve.rows import GoneError, Rows, unless_gone
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from tacg.llm import LLM
-    from tacg.serve.ask import Ask
+    from tacg.serve.parse_request import Ask
     from tacg.types import Output
 
 PAGE = Path(__file__).parent / "page"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tacg.engine.request import Decode
 from tacg.errors import TacgError
 from tacg.policies import Wrapper, get_policy, policy_class, policy_names
-from tacg.serve.ask import SERVERS_OWN
+from tacg.serve.parse_request import SERVERS_OWN
 from tacg.tasks import get_task, task_names
 from tacg.version import __version__
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tacg.knobs import Knob
     from tacg.llm import LLM
     from tacg.policies import Policy
-    from tacg.serve.ask import Defaults
     from tacg.serve.limits import Limits
+    from tacg.serve.parse_request import Defaults
 
 
 def describe(llm: LLM, defaults: Defaults, limits: Limits) -> dict[str, Any]:

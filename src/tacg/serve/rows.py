@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive
 
-    from tacg.serve.ask import Ask
     from tacg.serve.batcher import Batcher
+    from tacg.serve.parse_request import Ask
 
 T = TypeVar("T")
 BACKLOG = 1 << 15  # what a client may leave unread; measured at a position, it takes about 1 KB

@@ -8,8 +8,8 @@ import operator
 import re
 from typing import Any
 
-from tacg.tasks.boxes import last_box
-from tacg.tasks.wire import receive, send
+from tacg.sandbox.wire import receive, send
+from tacg.tasks.latex import last_box
 
 # Decimals are compared to as many places as they can have: 0.333333 is not 1/3.
 PLACES = 30

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tacg.sandbox import Trial, refuse_weaker, run, wanted
 from tacg.tasks.base import Grade
 from tacg.tasks.files import FileTask
-from tacg.tasks.sandbox import Trial, refuse_weaker, run, wanted
 
 if TYPE_CHECKING:
     from tacg.tasks.base import Problem

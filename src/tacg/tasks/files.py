@@ -17,7 +17,7 @@ from tacg.tasks.base import Problem, Task
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-Item = dict[str, Any]
+SetItem = dict[str, Any]
 HINT = "pass the path of the set with --data"
 
 
@@ -45,19 +45,19 @@ class FileTask(Task):
         """The paper's lengths."""
         return {"gen_length": 256, "block_length": 64}
 
-    def question(self, item: Item) -> str:
+    def question(self, item: SetItem) -> str:
         """The item as it is asked."""
         raise NotImplementedError
 
-    def worked(self, item: Item) -> str:
+    def worked(self, item: SetItem) -> str:
         """Its solution, as a worked example shows it."""
         raise NotImplementedError
 
-    def make(self, item: Item, name: str, prompt: str) -> Problem:
+    def make(self, item: SetItem, name: str, prompt: str) -> Problem:
         """The problem; `name` is its place in the set, for sets without ids."""
         raise NotImplementedError
 
-    def items(self) -> list[Item]:
+    def items(self) -> list[SetItem]:
         """All items, in order."""
         return self._checked(read_items(self.data) if self.data is not None else download(*self.hub))
 
@@ -82,7 +82,7 @@ class FileTask(Task):
             seen.add(problem.id)
             yield problem
 
-    def prompt(self, item: Item) -> str:
+    def prompt(self, item: SetItem) -> str:
         """Worked examples, if any, and the question."""
         shown = [each for each in self._examples() if each != item][: self.shots] if self.shots else []
         if len(shown) < self.shots:
@@ -94,14 +94,14 @@ class FileTask(Task):
     def _gap(self) -> str:
         return " " if self.protocol == "lm-eval" else "\n"
 
-    def _examples(self) -> list[Item]:
+    def _examples(self) -> list[SetItem]:
         if self.shots_data is not None:
             return self._checked(read_items(self.shots_data))
         if self.data is None and self.examples:
             return self._checked(download(*self.hub[:2], self.examples))
         return self._checked(read_items(self.data) if self.data is not None else download(*self.hub))
 
-    def _checked(self, items: tuple[Item, ...]) -> list[Item]:
+    def _checked(self, items: tuple[SetItem, ...]) -> list[SetItem]:
         for number, item in enumerate(items):
             if wrong := misfit(item, dict(self.needs)):
                 has = f"; it has {', '.join(item)[:200] or 'nothing'}" if wrong.endswith("missing") else ""
@@ -113,7 +113,7 @@ class FileTask(Task):
         return f"is {self.data or self.hub[0]} the right set?"
 
 
-def read_items(path: str) -> tuple[Item, ...]:
+def read_items(path: str) -> tuple[SetItem, ...]:
     """Items of a file: one JSON array, or a JSON object a line; gzipped if its name ends in .gz."""
     try:
         file = Path(path).expanduser()
@@ -124,7 +124,7 @@ def read_items(path: str) -> tuple[Item, ...]:
 
 
 @functools.lru_cache(maxsize=8)
-def _read(file: Path, changed: int) -> tuple[Item, ...]:
+def _read(file: Path, changed: int) -> tuple[SetItem, ...]:
     """As `read_items`; kept as long as the file does not change."""
     text = read_text(file, "set", HINT)
     if text.lstrip().startswith("["):
@@ -138,7 +138,7 @@ def _read(file: Path, changed: int) -> tuple[Item, ...]:
 
 
 @functools.lru_cache(maxsize=8)
-def download(repository: str, configuration: str | None, split: str) -> tuple[Item, ...]:
+def download(repository: str, configuration: str | None, split: str) -> tuple[SetItem, ...]:
     """Items of a set on the Hugging Face hub."""
     try:
         import datasets

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.tasks.base import Grade, Problem
-from tacg.tasks.boxes import last_box
-from tacg.tasks.files import FileTask, Item
-from tacg.tasks.numbers import Number, find_numbers, plain
+from tacg.tasks.files import FileTask, SetItem
+from tacg.tasks.latex import last_box
+from tacg.tasks.numbers import FoundNumber, find_numbers, plain
 from tacg.tasks.released import gsm8k_answer, gsm8k_gold
 
 if TYPE_CHECKING:
@@ -58,18 +58,18 @@ class GSM8K(FileTask):
     hub: ClassVar[tuple[str, str | None, str]] = ("openai/gsm8k", "main", "test")
     examples: ClassVar[str] = "train"
 
-    def question(self, item: Item) -> str:
+    def question(self, item: SetItem) -> str:
         """As the paper asks, or as its runs of LLaDA2 do."""
         if self.protocol == "paper":
             return str(item["question"])
         return f"Question: {item['question']}\nLet's think step by step\nAnswer:"
 
-    def worked(self, item: Item) -> str:
+    def worked(self, item: SetItem) -> str:
         """The written solution, without the calculator's notes, and its number in the words asked for."""
         steps, _, number = re.sub(r"<<.*?>>", "", item["answer"]).partition("####")
         return f"{steps.strip()}\nThe final answer is {number.strip()}"
 
-    def make(self, item: Item, name: str, prompt: str) -> Problem:
+    def make(self, item: SetItem, name: str, prompt: str) -> Problem:
         """The number after #### is the answer."""
         system = SYSTEM if self.protocol == "paper" else ""
         gold = item["answer"].rpartition("####")[2].strip()
@@ -139,12 +139,12 @@ def _announced(words: str, units: frozenset[str]) -> Fraction | None:
     return number.value
 
 
-def _told(words: str, numbers: list[Number]) -> Number | None:
+def _told(words: str, numbers: list[FoundNumber]) -> FoundNumber | None:
     """The last number that is said to be what the others come to, or the one that is called a total."""
     ends = [0, *(number.end for number in numbers)]
     starts = [*(number.start for number in numbers[1:]), len(words)]
-    told: list[Number] = []
-    totals: list[Number] = []
+    told: list[FoundNumber] = []
+    totals: list[FoundNumber] = []
     opening = re.search(r"\w", words[: numbers[0].start])  # a whole sentence: its verb leads to what it says
     for number, end, start in zip(numbers, ends, starts, strict=False):
         before, after = words[end : number.start], words[number.end : start]

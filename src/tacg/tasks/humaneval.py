@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tacg.sandbox import Trial
 from tacg.tasks.base import Problem
 from tacg.tasks.code import Programs
-from tacg.tasks.sandbox import Trial
 from tacg.tasks.source import defines, program, sound
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tacg.tasks.files import Item
+    from tacg.tasks.files import SetItem
 
 SYSTEM = "You complete only Python code."
 
@@ -30,7 +30,7 @@ class HumanEval(Programs):
     )
     hub: ClassVar[tuple[str, str | None, str]] = ("openai/openai_humaneval", None, "test")
 
-    def question(self, item: Item) -> str:
+    def question(self, item: SetItem) -> str:
         """The function's head, or the instruction of the paper's runs of LLaDA2."""
         if self.protocol == "paper":
             return str(item["prompt"])
@@ -40,11 +40,11 @@ class HumanEval(Programs):
             "Please enclose your code within delimiters as follows:\n```python\n# YOUR CODE HERE\n```\n\n"
         )
 
-    def worked(self, item: Item) -> str:
+    def worked(self, item: SetItem) -> str:
         """The whole function, fenced."""
         return f"```python\n{item['prompt']}{item['canonical_solution'].rstrip()}\n```"
 
-    def make(self, item: Item, name: str, prompt: str) -> Problem:
+    def make(self, item: SetItem, name: str, prompt: str) -> Problem:
         """Its tests call `check` with the function."""
         data = {"head": item["prompt"], "test": item["test"], "function": item["entry_point"]}
         system = SYSTEM if self.protocol == "paper" else ""

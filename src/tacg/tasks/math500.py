@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.errors import TacgError
+from tacg.sandbox.helper import Helper, Helpers
 from tacg.tasks.base import Grade, Problem
-from tacg.tasks.boxes import last_box
-from tacg.tasks.files import FileTask, Item
+from tacg.tasks.files import FileTask, SetItem
 from tacg.tasks.gsm8k import SYSTEM
-from tacg.tasks.helper import Helper, Helpers
+from tacg.tasks.latex import last_box
 from tacg.tasks.numbers import whole_number
 from tacg.tasks.released import math_equal
 
@@ -32,17 +32,17 @@ class Math500(FileTask):
     needs: ClassVar[Mapping[str, Any]] = {"problem": str, "solution": str, "answer?": str, "unique_id?": str}
     hub: ClassVar[tuple[str, str | None, str]] = ("HuggingFaceH4/MATH-500", None, "test")
 
-    def question(self, item: Item) -> str:
+    def question(self, item: SetItem) -> str:
         """As the paper asks, or as its runs of LLaDA2 do."""
         if self.protocol == "paper":
             return str(item["problem"])
         return f"{item['problem']}\nLet's think step by step, and put your final answer within \\boxed{{}}."
 
-    def worked(self, item: Item) -> str:
+    def worked(self, item: SetItem) -> str:
         """The written solution; its box is the answer."""
         return str(item["solution"])
 
-    def make(self, item: Item, name: str, prompt: str) -> Problem:
+    def make(self, item: SetItem, name: str, prompt: str) -> Problem:
         """The last box of the solution is the answer, unless the item names one."""
         gold = item.get("answer") or last_box(item["solution"])
         if gold is None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.knobs import knob
+from tacg.sandbox import Trial
 from tacg.shapes import COUNT
 from tacg.tasks.base import Problem
 from tacg.tasks.code import Programs
-from tacg.tasks.files import Item, download
-from tacg.tasks.sandbox import Trial
+from tacg.tasks.files import SetItem, download
 from tacg.tasks.source import program
 
 if TYPE_CHECKING:
@@ -35,13 +35,13 @@ class MBPP(Programs):
     hub: ClassVar[tuple[str, str | None, str]] = ("google-research-datasets/mbpp", "sanitized", "test")
     examples: ClassVar[str] = "prompt"
 
-    def items(self) -> list[Item]:
+    def items(self) -> list[SetItem]:
         """The items of the subset."""
         if self.data is None and self.subset == "all":
             return [item for split in SPLITS for item in self._checked(download(*self.hub[:2], split))]
         return [item for item in super().items() if self.subset == "all" or item["task_id"] in TEST_IDS]
 
-    def question(self, item: Item) -> str:
+    def question(self, item: SetItem) -> str:
         """As the paper asks, with the tests as Python shows a list; or as its runs of LLaDA2 do."""
         ask = f"You are an expert Python programmer, and here is your task: {item['prompt']} "
         ask += "Your code should pass these tests:\n\n"
@@ -51,11 +51,11 @@ class MBPP(Programs):
         fence = "Please enclose your code within delimiters as follows:\n```python\n# YOUR CODE HERE\n```\n\n"
         return f"{ask}{tests}\n\n{fence}"
 
-    def worked(self, item: Item) -> str:
+    def worked(self, item: SetItem) -> str:
         """The function, fenced."""
         return f"```python\n{item['code'].strip()}\n```"
 
-    def make(self, item: Item, name: str, prompt: str) -> Problem:
+    def make(self, item: SetItem, name: str, prompt: str) -> Problem:
         """A name that the tests use and the reference defines is the answer's, though Python may have one like it."""
         tests = "\n".join(item["test_list"])
         defined = re.findall(r"^(?:def|class)\s+(\w+)", item["code"], re.MULTILINE)

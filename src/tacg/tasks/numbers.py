@@ -53,7 +53,7 @@ NUMBER = re.compile(
 
 
 @dataclass(frozen=True)
-class Number:
+class FoundNumber:
     """A number and the place it was found at; no value if it has none, as 1/0, or is too long to be meant."""
 
     value: Fraction | None
@@ -61,17 +61,17 @@ class Number:
     end: int
 
 
-def find_numbers(text: str, units: frozenset[str] = frozenset()) -> list[Number]:
+def find_numbers(text: str, units: frozenset[str] = frozenset()) -> list[FoundNumber]:
     """Every number that is written in digits, and one in words if the text begins with it; `units` scale nothing."""
-    found: list[tuple[Number, int]] = []
+    found: list[tuple[FoundNumber, int]] = []
     for match in NUMBER.finditer(text):
         scale = _scale(match, units)
-        number = Number(_value(match, scale), match.start(), match.end())
+        number = FoundNumber(_value(match, scale), match.start(), match.end())
         if found and _continues(*found[-1], number, text):  # 2 million 500 thousand
             last, _ = found.pop()
             assert last.value is not None
             assert number.value is not None
-            number = Number(last.value + number.value, last.start, number.end)
+            number = FoundNumber(last.value + number.value, last.start, number.end)
         found.append((number, scale))
     numbers = [number for number, _ in found]
     spelled = _in_words(text, units)
@@ -93,7 +93,7 @@ def _scale(match: re.Match[str], units: frozenset[str]) -> int:
     return LETTERS[match["letter"].lower()] if match["letter"] else 1
 
 
-def _continues(last: Number, scale: int, number: Number, text: str) -> bool:
+def _continues(last: FoundNumber, scale: int, number: FoundNumber, text: str) -> bool:
     """Whether a number goes on where a scaled one ends."""
     if scale < 1000 or not last.value or number.value is None or last.end == number.start:
         return False
@@ -162,7 +162,7 @@ IN_WORDS = re.compile(
 )
 
 
-def _in_words(text: str, units: frozenset[str]) -> Number | None:
+def _in_words(text: str, units: frozenset[str]) -> FoundNumber | None:
     """The number that a text begins with, in words: "eighteen", "two and a half", "a dozen", "three quarters"."""
     match = IN_WORDS.match(text)
     if match is None or len(match["words"]) > LONGEST:
@@ -173,7 +173,7 @@ def _in_words(text: str, units: frozenset[str]) -> Number | None:
     value = _sum_of_words(words, units) if words else None
     if value is None:
         return None
-    return Number(-value if match["sign"] else value, match.start("words"), match.end())
+    return FoundNumber(-value if match["sign"] else value, match.start("words"), match.end())
 
 
 def _sum_of_words(words: str, units: frozenset[str]) -> Fraction | None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.knobs import knob
+from tacg.sandbox import Trial, run
 from tacg.tasks.base import Grade, Problem, Task
-from tacg.tasks.sandbox import Trial, run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,0 +1,103 @@
+"""Policies by name: built in, registered in this process, or announced by other packages."""
+
+from __future__ import annotations
+
+import importlib
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tacg.errors import TacgError, unknown
+from tacg.policies.base import DEFAULT_BASE, Policy, Wrapper
+from tacg.policies.presets import find_preset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+GROUP = "tacg.policies"  # the entry-point group in which other packages announce policies
+
+_BUILT_IN = {
+    "schedule": "tacg.policies.schedule:Schedule",
+    "confidence": "tacg.policies.confidence:Confidence",
+    "klass": "tacg.policies.klass:Klass",
+    "eb": "tacg.policies.eb:EntropyBound",
+    "frechet": "tacg.policies.frechet:Frechet",
+    "credit": "tacg.policies.credit:CreditDecoding",
+    "saber": "tacg.policies.saber:Saber",
+    "d3llm": "tacg.policies.d3llm:D3llm",
+    "lookum": "tacg.policies.lookum:Lookum",
+    "prophet": "tacg.policies.prophet:Prophet",
+    "tacg": "tacg.policies.tacg:Tacg",
+    "tacg-released": "tacg.policies.tacg_released:TacgReleased",
+    "tacg-released-dream": "tacg.policies.tacg_released_dream:TacgReleasedDream",
+    "tacg-released-dream-ema": "tacg.policies.tacg_released_dream:TacgReleasedDreamEma",
+}
+_registered: dict[str, type[Policy]] = {}
+
+P = TypeVar("P", bound=type[Policy])
+
+
+def register(name: str) -> Callable[[P], P]:
+    """Class decorator: make a policy available under `name` in this process."""
+
+    def add(cls: P) -> P:
+        if name in _BUILT_IN or _registered.get(name, cls) is not cls:
+            raise TacgError(f"A policy named {name!r} exists already; choose another name.")
+        return _keep(name, cls)
+
+    return add
+
+
+def policy_names() -> list[str]:
+    """Every policy that can be asked for, without importing any of them."""
+    announced = {point.name for point in metadata.entry_points(group=GROUP)}
+    return sorted(_BUILT_IN.keys() | _registered.keys() | announced)
+
+
+def policy_class(name: str) -> type[Policy]:
+    """The class behind a name; imported on first use."""
+    if name in _registered:
+        return _registered[name]
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        cls: type[Policy] = getattr(importlib.import_module(module), attribute)
+    else:
+        points = [point for point in metadata.entry_points(group=GROUP) if point.name == name]
+        if not points:
+            raise unknown("policy", name, policy_names())
+        try:
+            cls = points[0].load()
+        except Exception as error:  # whatever a stranger's module does when it is imported
+            raise TacgError(f"The policy {name!r} cannot be loaded from {points[0].value!r}: {error!r}.") from error
+        if not (isinstance(cls, type) and issubclass(cls, Policy)):
+            raise TacgError(f"Entry point {points[0].value!r} must name a subclass of tacg.Policy, got {cls!r}.")
+    return _keep(name, cls)
+
+
+def _keep(name: str, cls: P) -> P:
+    if "name" not in vars(cls):
+        cls.name = name
+    _registered[name] = cls
+    return cls
+
+
+def get_policy(spec: str | Policy, **knobs: Any) -> Policy:
+    """A policy from its spelling, with knobs turned.
+
+    `confidence`, `tacg` (over confidence), `tacg+klass`; `name:preset` starts from published settings, for example
+    `tacg:llada/gsm8k` (see `tacg policies --presets`).
+    """
+    if isinstance(spec, Policy):
+        return spec.turn(**knobs)
+    name, _, preset = spec.partition(":")
+    settings = find_preset(name, preset)["knobs"] if preset else {}
+    return _build(name).turn(**(settings | knobs))
+
+
+def _build(name: str) -> Policy:
+    outer, _, inner = name.partition("+")
+    cls = policy_class(outer)
+    if issubclass(cls, Wrapper):
+        return cls(base=_build(inner or DEFAULT_BASE))
+    if inner:
+        raise TacgError(f"`{outer}` wraps no other policy, so {name!r} means nothing; try `tacg+{outer}`.")
+    return cls()

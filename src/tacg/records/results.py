@@ -1,0 +1,141 @@
+"""A results file: a first row that says everything a run depends on, then one row per item.
+
+Rows are on disk as soon as their items are graded, so that a crash, a kill or a power cut loses only what was in
+flight. A finished file is put in the order of the problems: interrupted or not, a run ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from tacg.errors import TacgError
+from tacg.records.journal import Journal, read_journal
+from tacg.shapes import COUNT, Number, brief, misfit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from tacg.records.rows import ResultRow
+
+SOME = Number(1, whole=True)
+HEADER = {
+    "run": {"task": str, "split": str, "seed": COUNT, "n": SOME, "policy": str, "data": str},
+    "model": {"model": str, "dtype": str},
+    "versions": {"tacg": str},
+}
+ROW = {
+    "number": COUNT, "id": str, "correct": bool, "score": Number(0, 1), "steps": SOME, "forwards": SOME,
+    "tokens": COUNT, "text": str, "pace": [COUNT], "strict?": bool,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One problem, decoded and graded. `pace` counts the commits of each step; `strict`: see `Grade`."""
+
+    id: str
+    correct: bool
+    score: float
+    steps: int
+    forwards: int
+    tokens: int
+    text: str
+    pace: tuple[int, ...]
+    strict: bool | None = None
+
+    @property
+    def tpf(self) -> float:
+        """Tokens per forward."""
+        return self.tokens / self.forwards
+
+
+class Results:
+    """The items of one run, by the number of their problem; without a path in memory only. See `Journal`.
+
+    ids  of the run's problems, in order; a row that answers another one is refused
+    """
+
+    def __init__(
+        self, path: Path | None, header: Mapping[str, Any], ids: Sequence[str], *, resume: bool = False
+    ) -> None:
+        self.journal = None if path is None else Journal(path, header, resume=resume)
+        try:
+            self.items = {} if self.journal is None else _items(self.journal.rows, self.journal.path, len(ids), ids)
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.journal is not None:
+            self.journal.__exit__()
+
+    def add(self, number: int, item: Item) -> None:
+        """Keep an item, on disk at once."""
+        self.items[number] = item
+        if self.journal is not None:
+            self.journal.append(_row(number, item))
+
+    def finish(self) -> None:
+        """All items are there: put the rows in the order of the problems."""
+        if self.journal is not None:
+            self.journal.put_in_order(_row(number, self.items[number]) for number in sorted(self.items))
+
+
+def read_results(path: Path) -> tuple[ResultRow, dict[int, Item]]:
+    """Header and items of a results file, finished or not."""
+    header, rows = read_journal(path)
+    if wrong := misfit(header, HEADER):
+        raise TacgError(f"{path}, line 1: {wrong}; is it a results file of `tacg eval`?")
+    return header, _items(rows, path, header["run"]["n"])
+
+
+def _row(number: int, item: Item) -> ResultRow:
+    return {"number": number, **asdict(item)}
+
+
+def _items(rows: Sequence[ResultRow], path: Path, n: int, ids: Sequence[str] = ()) -> dict[int, Item]:
+    """The items of a run with `n` problems, by number; raises at the first row that cannot be one."""
+    items: dict[int, Item] = {}
+    lines: dict[str, int] = {}  # by id
+    for line, row in enumerate(rows, start=2):
+        wrong = misfit(row, ROW) or _impossible(row, n) or _of_another(row, items, lines, ids)
+        if wrong:
+            raise TacgError(f"{path}, line {line}: {wrong}; delete the line and --resume, or name another file.")
+        lines[row["id"]] = line
+        items[row["number"]] = _item(**row)
+    return items
+
+
+def _impossible(row: ResultRow, n: int) -> str:
+    """What contradicts itself in a row, in words."""
+    known = {"number", *Item.__dataclass_fields__}
+    if more := sorted(row.keys() - known):
+        return f"`{more[0][:80]}` is no field of this version's rows"
+    if row["number"] >= n:
+        return f"`number` must be below the {n} problems of the run, got {row['number']}"
+    if len(row["pace"]) != row["steps"]:
+        return f"`pace` must have an entry for each of the {row['steps']} steps, got {len(row['pace'])}"
+    if sum(row["pace"]) < row["tokens"]:
+        return f"`tokens` must be at most the {sum(row['pace'])} commits of `pace`, got {row['tokens']}"
+    return ""
+
+
+def _of_another(row: ResultRow, items: Mapping[int, Item], lines: Mapping[str, int], ids: Sequence[str]) -> str:
+    """Whether the row answers another problem than its number says, or one that has been answered, in words."""
+    name, number = row["id"], row["number"]
+    if name in lines:
+        return f"{brief(name)} is answered a second time, the first is in line {lines[name]}"
+    if number in items:
+        return f"a second row has the number {number}, the first is in line {lines[items[number].id]}"
+    if ids and ids[number] != name:
+        return f"problem {number} of this run is {ids[number]!r}, but the row answers {brief(name)}"
+    return ""
+
+
+def _item(number: int, pace: list[int], **fields: Any) -> Item:
+    return Item(pace=tuple(pace), **fields)

@@ -1,0 +1,71 @@
+"""Intervals and tests, in plain Python: exact where that is cheap, seeded where it is not."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tacg.records.rows import ResultRow
+
+Z95 = 1.959963984540054
+
+
+def wilson(hits: int, n: int) -> tuple[float, float]:
+    """95 % interval of a share (Wilson's score)."""
+    share, z2 = hits / n, Z95**2
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    reach = Z95 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    return max(0.0, centre - reach), min(1.0, centre + reach)
+
+
+def mcnemar(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
+    """Exact two-sided p-value that two systems, judged on the same items, are right equally often."""
+    gained = sum(a and not b for a, b in zip(ours, theirs, strict=True))
+    lost = sum(b and not a for a, b in zip(ours, theirs, strict=True))
+    n = gained + lost
+    tail: float = sum(math.comb(n, k) for k in range(min(gained, lost) + 1)) / 2**n
+    return min(1.0, 2 * tail)
+
+
+def paired_bootstrap(
+    ours: Sequence[float], theirs: Sequence[float], *, rounds: int = 2000, seed: int = 0
+) -> tuple[float, float]:
+    """95 % interval of the mean difference `ours - theirs` over the same items."""
+    differences = [a - b for a, b in zip(ours, theirs, strict=True)]
+    rng, n = random.Random(seed), len(differences)
+    means = sorted(sum(rng.choices(differences, k=n)) / n for _ in range(rounds))
+    return means[int(0.025 * rounds)], means[int(0.975 * rounds) - 1]
+
+
+def aup(points: Sequence[tuple[float, float]], *, best: float | None = None, alpha: float = 3.0) -> float:
+    """Accuracy under parallelism (d3LLM, Qian et al., 2026) of (TPF, accuracy in percent) points.
+
+    The area under accuracy over TPF, from zero to the fastest point, where an accuracy y below `best` counts only
+    y exp(-alpha (1 - y / best)). Points more than 5 below the slowest one are left out. `best` is the highest accuracy
+    to measure against.
+    """
+    ordered = sorted(points)
+    kept = [(tpf, y) for tpf, y in ordered if y >= ordered[0][1] - 5]
+    top = best if best is not None else max(y for _, y in kept)
+    if top <= 0:
+        return 0.0
+    weighted = [(tpf, y * min(1.0, math.exp(-alpha * (1 - y / top)))) for tpf, y in kept]
+    area = kept[0][0] * kept[0][1]
+    for (left, low), (right, high) in itertools.pairwise(weighted):
+        area += (right - left) * (low + high) / 2
+    return area
+
+
+def front(rows: Sequence[ResultRow]) -> list[ResultRow]:
+    """The rows that none beats in both quality and steps, fastest first."""
+    best, kept = -math.inf, []
+    for row in sorted(rows, key=lambda row: (row["steps"], -row["quality"])):
+        if row["quality"] > best:
+            best = row["quality"]
+            kept.append(row)
+    return kept

@@ -1,0 +1,17 @@
+"""What a number was measured with."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+import torch
+
+from tacg.version import __version__
+
+
+def surroundings() -> dict[str, Any]:
+    """What a number was measured with."""
+    hardware = f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+    return {"version": __version__, "torch": str(torch.__version__), "hardware": hardware}

@@ -1,0 +1,69 @@
+"""The model inside the package: it is small, it ships, its record is its own, and it can do what the record says."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import tacg
+from tacg.experiments.evaluate import evaluate
+from tacg.models.loading import locate
+from tacg.records.rows import read_rows
+from tacg.tasks import get_task, task_names
+
+HOME = locate("pocket")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def pocket() -> tacg.LLM:
+    return tacg.load("pocket")
+
+
+def test_the_package_carries_it(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for file in HOME.iterdir():
+        assert f"tacg/models/pocket/{file.name}" in names
+    assert sum(file.stat().st_size for file in HOME.iterdir()) < 12e6
+
+
+def test_its_record_is_of_these_weights_and_meets_the_bar() -> None:
+    weights = hashlib.sha256((HOME / "model.safetensors").read_bytes()).hexdigest()
+    rows = {(row["task"], row["decoder"]): row for row in read_rows(HOME / "quality.jsonl")}
+    assert all(weights.startswith(row["weights"]) and row["n"] >= 500 for row in rows.values())
+    bar = {"pocket-math": 0.85, "pocket-code": 0.85, "pocket-sudoku": 0.90}
+    for task, least in bar.items():
+        assert rows[task, "schedule"]["accuracy"] >= least
+    assert rows["pocket-math", "confidence 0.9"]["steps"] >= 15, "there is a trajectory to be aware of"
+    costs = [rows[task, "confidence 0.9"]["accuracy"] - rows[task, "confidence 0.5"]["accuracy"] for task in bar]
+    assert sum(cost >= 0.05 for cost in costs) >= 2, "decoders cannot be told apart"
+    card = (HOME / "README.md").read_text("utf-8")
+    assert all(f"| {task} | {decoder} | {100 * row['accuracy']:.1f} (" in card for (task, decoder), row in rows.items())
+
+
+@pytest.mark.parametrize("task", task_names())
+def test_it_does_what_its_record_says(pocket: tacg.LLM, task: str) -> None:
+    row = next(row for row in read_rows(HOME / "quality.jsonl") if (row["task"], row["decoder"]) == (task, "tacg"))
+    run = evaluate(pocket, get_task(task), "tacg", n=16, seed=7)
+    assert run.row["accuracy"] > row["accuracy"] - 0.25, [item.text for item in run.items if not item.correct][:3]
+    assert run.row == run.row | {"n": 16, "seed": 7, "split": "test", "model": "pocket"}
+    again = evaluate(pocket, get_task(task), "tacg", n=4, seed=7, batch_size=2)
+    assert again.items == run.items[:4]
+
+
+def test_the_command_line_answers_with_it() -> None:
+    """No option names a model: pocket is what people meet first."""
+    (problem,) = get_task("pocket-math").problems("test", 1, seed=1)
+    words = [Path(sys.executable).with_name("tacg"), "generate", problem.prompt, "--json"]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120)
+    (output,) = json.loads(done.stdout.splitlines()[-1])["outputs"]
+    assert "The answer is" in output["text"]

@@ -1,0 +1,142 @@
+"""Traces: complete, readable when cut off, replayable, and shown by a page that works in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import tacg
+from tacg.engine.events import Finished
+from tacg.errors import TacgError
+from tacg.models.tiny import write_checkpoint
+from tacg.trace import Trace, read_trace, record, replay
+from tacg.trace.player import write_player
+from tests.cli.test_cli import TACG
+
+SETTINGS = {"gen_length": 24, "block_length": 12, "early_stop": False}
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def recorded(llm: tacg.LLM, policy: str, path: Path, **more: object) -> tuple[Trace, tacg.Output]:
+    output = next(
+        event.output
+        for event in record(llm, "Hello <script>", policy, path, settings=SETTINGS | more)
+        if isinstance(event, Finished)
+    )
+    return read_trace(path), output
+
+
+@pytest.mark.parametrize("policy", ["confidence", "tacg", "tacg+klass"])
+@pytest.mark.parametrize("observe", ["block", "sequence"])
+def test_recording_changes_nothing_and_misses_nothing(llm: tacg.LLM, tmp_path: Path, policy: str, observe: str) -> None:
+    trace, output = recorded(llm, policy, tmp_path / "t.jsonl", observe=observe)
+    plain = llm.generate("Hello <script>", policy, **SETTINGS, observe=observe)
+    assert (output.tokens, output.commits, output.forwards) == (plain.tokens, plain.commits, plain.forwards)
+    committed = [(p, t, s["step"], r) for s in trace.steps for p, t, r in s["committed"]]
+    assert committed == [(c.position, c.token, c.step, c.reason) for c in output.commits]
+    assert trace.end is not None
+    assert trace.end["text"] == output.text
+    for name in ("streak", "support", "margin", "entropy", "kl"):
+        assert all(name in step["names"] for step in trace.steps)
+
+
+@pytest.mark.parametrize("policy", ["confidence", "klass", "tacg", "tacg+klass"])
+@pytest.mark.parametrize("observe", ["block", "sequence"])
+def test_a_policy_replayed_on_its_own_trace_decides_the_same(
+    llm: tacg.LLM, tmp_path: Path, policy: str, observe: str
+) -> None:
+    trace, _ = recorded(llm, policy, tmp_path / "t.jsonl", observe=observe)
+    again = replay(trace, policy)
+    for ours, theirs in zip(again.steps, trace.steps, strict=True):
+        expected = [[p, t, "recorded" if reason == "fallback" else reason] for p, t, reason in theirs["committed"]]
+        assert sorted(ours["committed"]) == sorted(expected)
+
+
+def test_replay_knows_the_grid_of_a_block_causal_model(tmp_path: Path) -> None:
+    """Its blocks lie on a grid that begins with the prompt, so the first block of the answer is shorter."""
+    llm = tacg.load(write_checkpoint(tmp_path / "model", family="llada2", seed=2, liveliness=4.0))
+    trace, _ = recorded(llm, "confidence", tmp_path / "t.jsonl", gen_length=64, block_length=32, threshold=0.6)
+    assert len(trace.start["blocks"]) == 3
+    again = replay(trace, tacg.get_policy("confidence").turn(threshold=0.6))
+    for ours, theirs in zip(again.steps, trace.steps, strict=True):
+        assert sorted(place for place, *_ in ours["committed"]) == sorted(place for place, *_ in theirs["committed"])
+
+
+def test_replay_says_when_it_cannot(llm: tacg.LLM, tmp_path: Path) -> None:
+    trace, _ = recorded(llm, "confidence", tmp_path / "t.jsonl")
+    other = tacg.get_policy("tacg").turn(beta=0.5)
+    with pytest.raises(TacgError, match=r"beta=0\.5"):
+        replay(trace, other)
+    with pytest.raises(TacgError, match="noise"):
+        replay(trace, tacg.get_policy("schedule").turn(rank_by="random"))
+
+
+def test_a_trace_that_was_cut_off_can_be_read(llm: tacg.LLM, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    whole, _ = recorded(llm, "tacg", path)
+    path.write_text(path.read_text()[:-400])
+    part = read_trace(path)
+    assert part.end is None
+    assert part.steps == whole.steps[: len(part.steps)]
+    (tmp_path / "no.jsonl").write_text("{}\n")
+    with pytest.raises(TacgError, match="is not a trace"):
+        read_trace(tmp_path / "no.jsonl")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no browser on this machine")
+def test_the_player_in_a_real_browser(llm: tacg.LLM, tmp_path: Path) -> None:
+    one, output = recorded(llm, "confidence", tmp_path / "a.jsonl")
+    two = replay(one, "tacg")
+    page = write_player(tmp_path / "player.html", [one, two])
+    assert not re.search(r"""(src|href)=["']?http""", page.read_text()), "it must open without a network"
+    last = len(one.steps)
+    words = [str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,800"]
+    dumped = subprocess.run(
+        [*words, "--dump-dom", f"{page.as_uri()}#{last}"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    assert f"step {last} / {last}" in dumped
+    assert dumped.count('class="panel"') == 2
+    shown = re.findall(r'class="token (?:base|fallback|extra)[^"]*"[^>]*>([^<]*)<', dumped.split('class="panel"')[1])
+    assert len(shown) == len(output.tokens)
+    picture = tmp_path / "shot.png"
+    subprocess.run(
+        [*words, f"--screenshot={picture}", f"{page.as_uri()}#3"], capture_output=True, timeout=60, check=True
+    )
+    from matplotlib.image import imread
+
+    pixels = imread(picture)[:, :, :3]
+    assert pixels.std() > 0.02, "an empty page"
+    coloured = (pixels.max(axis=2) - pixels.min(axis=2) > 0.25).sum()
+    assert coloured > 200, "committed tokens are coloured"
+
+
+def test_the_command_line_records_and_replays(tmp_path: Path) -> None:
+    words = [
+        TACG,
+        "trace",
+        "-t",
+        "pocket-sudoku",
+        "-p",
+        "confidence",
+        "-p",
+        "tacg",
+        "-m",
+        "tiny",
+        "--out",
+        str(tmp_path),
+    ]
+    subprocess.run(words, capture_output=True, timeout=120, check=True)
+    page = (tmp_path / "player.html").read_text()
+    data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
+    assert [each["start"]["policy"] for each in data] == ["confidence", "tacg"]
+    words = [TACG, "trace", str(tmp_path / "confidence.jsonl"), "--replay", "tacg", "--out", str(tmp_path / "re")]
+    subprocess.run(words, capture_output=True, timeout=120, check=True)
+    assert "on the signals of confidence" in (tmp_path / "re/player.html").read_text()
+    done = subprocess.run([TACG, "trace"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "Say what to trace" in done.stderr
