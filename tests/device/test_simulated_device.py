@@ -15,10 +15,11 @@ from torch.nn import functional as F
 import tacg
 from tacg.bench.simulated_device import DeviceTensor, MixedDevicesError, SimulatedDevice, guard
 from tacg.errors import TacgError
-from tacg.scan import Memory, scan
+from tacg.policies import policy_names
+from tacg.scan import Trajectories
 from tacg.tasks import get_task
-from tacg.types import Contrast, Needs
-from tests.worlds import trajectory
+from tacg.types import EmaContrast, Needs
+from tests.worlds import scan, trajectory
 
 KINDS = ("kernel", "read", "upload")
 
@@ -231,10 +232,10 @@ def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_emulated_scan_is_the_kernel(sampled: bool) -> None:
     """Against the kernel itself in Triton's interpreter: signals, and the history that they come from."""
     pytest.importorskip("triton")
-    needs = Needs("margin", "entropy", "kl", "reference", "readout", contrast=Contrast(0.7, 0.6))
+    needs = Needs("margin", "entropy", "kl", "reference", "readout", contrast=EmaContrast(0.7, 0.6))
 
     def scanned(device: str) -> list[dict[str, Tensor]]:
-        memory, slots = Memory(2, 3, device), torch.arange(6, device=device)
+        memory, slots = Trajectories(2, 3, device), torch.arange(6, device=device)
         proposal = torch.tensor([3, 1, 4, 1, 5, 2], device=device) if sampled else None
         frames = [frame.float().to(device) for frame in trajectory(3, 4, 6, 1000, scale=3.0)]
         return [scan(frame, slots, memory, needs, proposal, backend="triton") for frame in frames]
@@ -273,9 +274,7 @@ def test_a_planted_mix_is_caught(pocket: tuple[tacg.LLM, tacg.LLM]) -> None:
 @pytest.mark.parametrize(
     ("policy", "settings"),
     [
-        ("confidence", {}),
-        ("klass", {}),
-        ("tacg", {}),
+        *((name, {}) for name in policy_names()),
         ("tacg+klass", {}),
         ("tacg", {"temperature": 0.7}),
         ("schedule", {"rank_by": "random", "steps": 6}),
