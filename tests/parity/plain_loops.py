@@ -217,3 +217,47 @@ def klass(
             rest = {i: c[i] for i in masks if i not in ready}
             trace.commit(p, ready, best(rest, owed(masks, steps - step) - len(ready)))
     return trace
+
+
+def eb(task: Task, denoise: Denoise, *, bound: float) -> Trace:
+    """EB-Sampler: down the order of entropy, while the entropies of all that came before add up to at most the bound."""
+    trace = Trace(task, denoise)
+    for start, stop, steps in task.blocks():
+        for step in range(steps):
+            masks = trace.masked(start, stop)
+            if not masks:
+                break
+            p = trace.forward()
+            entropy = {i: -float((p[i][p[i] > 0] * np.log(p[i][p[i] > 0])).sum()) for i in masks}
+            passed, spent = list[int](), 0.0
+            for i in best({i: -h for i, h in entropy.items()}, len(masks)):
+                if spent > bound:
+                    trace.saw["stopped by the bound"] += 1
+                    break
+                passed.append(i)
+                spent += entropy[i]
+            rest = {i: -entropy[i] for i in masks if i not in passed}
+            trace.commit(p, passed, best(rest, owed(masks, steps - step) - len(passed)))
+    return trace
+
+
+def frechet(task: Task, denoise: Denoise, *, delta: float) -> Trace:
+    """Fast-dLLM++: down the order of confidence, while Fréchet's bound less the last one's doubt is above delta."""
+    trace = Trace(task, denoise)
+    for start, stop, steps in task.blocks():
+        for step in range(steps):
+            masks = trace.masked(start, stop)
+            if not masks:
+                break
+            p = trace.forward()
+            c = {i: float(p[i].max()) for i in masks}
+            passed: list[int] = []
+            for i in best(c, len(c)):
+                all_right = sum(c[j] for j in [*passed, i]) - len(passed)
+                if passed and all_right - (1 - c[i]) <= delta:
+                    trace.saw["stopped by the bound"] += 1
+                    break
+                passed.append(i)
+            rest = {i: c[i] for i in masks if i not in passed}
+            trace.commit(p, passed, best(rest, owed(masks, steps - step) - len(passed)))
+    return trace

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tacg.types import Output
 
 MASK, SIZE = 1, 20
-LOOPS = ("schedule", "threshold", "factor", "klass")
-POLICY = {"schedule": "schedule", "threshold": "confidence", "factor": "confidence", "klass": "klass"}
+LOOPS = ("schedule", "threshold", "factor", "klass", "eb", "frechet")
+POLICY = {name: name for name in LOOPS} | {"threshold": "confidence", "factor": "confidence"}
 KNOB = {"tau": "threshold", "f": "factor"}
 
 
@@ -113,6 +113,8 @@ def random_case(rng: np.random.Generator, loop: str, taus: Sequence[float]) -> C
         },
         "threshold": sure,
         "factor": {"f": float(rng.choice([0.3, 0.7, 1.0, 1.6]))},
+        "eb": {"bound": float(rng.choice([0.0, 0.1, 0.5, 1.5]))},
+        "frechet": {"delta": float(rng.choice([-0.5, 0.0, 0.25, 0.6]))},
         "klass": {
             **sure,
             "kl_threshold": float(rng.choice([0.001, 0.01, 0.05, 0.2, 26.5])),  # 26.5: first observations may pass
@@ -193,6 +195,8 @@ MET = {
     ),
     "threshold": ("base", "fallback", "several at once", "accepted and topped up"),
     "factor": ("base", "fallback", "several at once", "first below its bar", "stopped at the last"),
+    "eb": ("base", "fallback", "several at once", "stopped by the bound"),
+    "frechet": ("base", "fallback", "several at once", "stopped by the bound"),
     "klass": (
         "base",
         "fallback",
@@ -224,7 +228,7 @@ def test_decoders_do_not_disturb_each_other_in_one_batch() -> None:
     for seed in range(100, 103):
         batch = random_batch(np.random.default_rng(seed), LOOPS * 2, rows=6)
         saw += compare(ReactiveDenoiser(seed), batch, max_rows=13)
-    assert saw["rows"] == 144
+    assert saw["rows"] == 216
     assert_met(saw, "base", "fallback", "KL blocks", "several at once")
 
 

@@ -20,8 +20,8 @@ class Prophet(Wrapper):
     """Decode as the base policy does, and write all that is left at once when the answer region is clear enough.
 
     That is: when the gap between the two largest logits, averaged over the region, reaches 7.5 in the first third of
-    the answer, 5 in the second, 2.5 in the last. The authors' region is 5 tokens behind a forced "The answer is"; without
-    `region_start` it is the whole answer.
+    the answer, 5 in the second, 2.5 in the last. The authors' region is 5 tokens behind a forced "The answer is";
+    without `region_start` it is the whole answer.
     """
 
     name: ClassVar[str] = "prophet"
