@@ -220,7 +220,7 @@ def klass(
 
 
 def eb(task: Task, denoise: Denoise, *, bound: float) -> Trace:
-    """EB-Sampler: down the order of entropy, while the entropies of all that came before add up to at most the bound."""
+    """EB-Sampler: down the order of entropy, while the entropies of all before add up to at most the bound."""
     trace = Trace(task, denoise)
     for start, stop, steps in task.blocks():
         for step in range(steps):

@@ -47,6 +47,9 @@ class Decode(Knobs):
         if not all(type(each) is int for each in ids):
             raise TacgError(f"`suppress` must be token ids, got {self.suppress!r}.")
         object.__setattr__(self, "suppress", tuple(ids))
+        blocks = -(-self.gen_length // self.block_length)
+        if self.steps is not None and blocks > self.steps:
+            raise TacgError(f"`steps` must be at least the number of blocks, {blocks}, got {self.steps}.")
 
     def blocks(self, offset: int = 0, holes: Sequence[bool] | None = None) -> tuple[tuple[int, int, int], ...]:
         """(start, stop, steps) of each block. Steps are shared out by masks, as evenly as whole numbers allow.
