@@ -1,4 +1,4 @@
-"""Streamed text is never taken back, whatever the order of commits, changes of mind, bytes of tokens and stop strings."""
+"""Streamed text is never taken back, whatever the order of commits, changes of mind, bytes of tokens, stop strings."""
 
 from __future__ import annotations
 
