@@ -399,6 +399,7 @@ def _all_styles_are_graded(rows: list[dict[str, Any]], n: int) -> None:
     ("answer", "right"),
     [
         ("Sure\n```python\n    return 2 * x\n```", True),
+        ("  - So it is:\n```python\n    return 2 * x\n```", True),
         ("return 2 * x\n\nThis doubles x.", True),
         ("double = x\nreturn double * 2", True),
         ("```python\nimport math\n```\nthen\n```python\ndef double(x):\n    return math.floor(2 * x)\n```", True),
@@ -407,6 +408,7 @@ def _all_styles_are_graded(rows: list[dict[str, Any]], n: int) -> None:
         ("```python\ndef double(x):\n\ts = '\t'\n\treturn x * (1 + len(s))\n```", True),
         ("\ts = '\t'\n\treturn x * (1 + len(s))", True),
         (f"```python\nLONG = {'9' * 5000}\ndef double(x):\n    return 2 * x\n```", True),
+        ("```python\nA = 1\n# ```\ndef double(x):\n    return 2 * x\n```\nDone.", True),
         ("@a\n" * 8000, False),
         ("```\n" * 6000, False),
     ],
@@ -472,6 +474,7 @@ def test_the_documented_table_is_drawn_from_its_rows() -> None:
     docs = Path(__file__).parents[1] / "docs"
     rows = [json.loads(line) for line in (docs / "benchmarks.jsonl").read_text(encoding="utf-8").splitlines()]
     page = (docs / "benchmarks.md").read_text(encoding="utf-8")
+    assert [row for row in rows if row["unexpected"]] == []
     lines = style_table(rows).lines
     assert len(lines) == len(STYLES | BODIES | MARKED)
     for line in lines:

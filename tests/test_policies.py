@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
@@ -13,7 +13,9 @@ import tacg
 from tacg import Decision, Needs, TacgError
 from tacg.engine.request import Decode, resolve
 from tacg.policies import Policy, State, get_policy, policy_names, presets, register
+from tacg.scan import Trajectories
 from tacg.types import Signals, top
+from tests.worlds import scan
 
 
 def signals(confidence: list[float], step: int = 0, steps: int = 9, **measured: list[float]) -> Signals:
@@ -206,3 +208,84 @@ def test_knobs_are_read_from_words() -> None:
     for name, word in (("k_extra", "two"), ("early_stop", "maybe"), ("beta", "2"), ("support", "x")):
         with pytest.raises(TacgError, match=f"`{name}` must be"):
             knobs[name].parse(word)
+
+
+def test_eb_adds_up_entropies_but_the_largest() -> None:
+    """0.1 + 0.2 <= 0.3 admits three; the fourth would add 0.3."""
+    given = signals([0.5] * 5, entropy=[0.3, 0.1, 0.9, 0.2, 0.4])
+    assert committed(get_policy("eb", bound=0.3), given) == [0, 1, 3]
+    assert committed(get_policy("eb", bound=0.0), given) == [1], "the surest always"
+
+
+def test_frechet_bounds_the_chance_that_all_are_right() -> None:
+    """c = 0.9, 0.8, 0.7: bounds 0.9 - 0.1, 0.7 - 0.2, 0.4 - 0.3."""
+    given = signals([0.7, 0.9, 0.8])
+    assert committed(get_policy("frechet", delta=0.45), given) == [1, 2]
+    assert committed(get_policy("frechet", delta=0.05), given) == [0, 1, 2]
+    assert committed(get_policy("frechet", delta=0.85), given) == [1], "the surest always"
+
+
+def test_saber_commits_above_its_average_and_takes_back_what_fell() -> None:
+    policy = get_policy("saber", n=1)
+    given = signals([0.9, 0.6, 0.3, 0.2])
+    masked = torch.ones(1, 4, dtype=torch.bool)
+    first, state = policy.decide(replace(given, masked=masked), policy.start(1, 4, torch.device("cpu")))
+    assert first.base[0].tolist() == [True, False, False, False], "the average is 1 at first, so the surest alone"
+    left = masked & ~first.base
+    later = replace(signals([0.4, 0.95, 0.93, 0.2]), masked=left, eligible=left, first=torch.zeros_like(masked))
+    second, _ = policy.decide(later, state)
+    assert second.base[0].tolist() == [False, True, True, False], "above 0.9"
+    assert second.remask is not None
+    assert second.remask[0].tolist() == [True, False, False, False], "one of two commits, and it fell by half"
+
+
+def test_d3llm_opens_the_next_block_early() -> None:
+    """Blocks of two; the first position of the active one is sure: half of it is written, which opens another."""
+    given = replace(
+        signals([0.5] * 6, entropy=[0.1, 2.0, 2.0, 2.0, 2.0, 2.0]), masked=torch.ones(1, 6, dtype=torch.bool),
+        grid=torch.tensor([[0, 0, 1, 1, 2, 2]]), current=torch.tensor([0]), opened=torch.tensor([1]),
+        eligible=torch.tensor([[True, True, False, False, False, False]]), length=torch.tensor([6]),
+    )  # fmt: skip
+    for add, opened in ((0.5, 2), (0.6, 1)):
+        decision, _ = get_policy("d3llm", add=add).decide(given, {})
+        assert decision.base[0].tolist() == [True, *[False] * 5]
+        assert decision.open is not None
+        assert decision.open.tolist() == [opened]
+
+
+def test_prophet_ends_when_the_gap_is_wide_enough_for_the_hour() -> None:
+    policy = get_policy("prophet+schedule")
+    state = policy.start(1, 6, torch.device("cpu"))
+    for left, gap, ends in ((6, 7.4, False), (6, 7.5, True), (3, 4.9, False), (3, 5.0, True), (1, 2.5, True)):
+        masked = torch.arange(6)[None] >= 6 - left
+        given = replace(signals([0.5] * 6, gap=[gap] * 6), masked=masked, length=torch.tensor([6]))
+        decision, _ = policy.decide(given, state)
+        assert decision.finish is not None
+        assert decision.finish.tolist() == [ends], (left, gap)
+
+
+def test_lookum_looks_ahead_unless_something_is_sure() -> None:
+    policy = get_policy("lookum", paths=2, k=1, spread=0.0)
+    extra = {"samples": torch.full((1, 3, 1), 7), "draws": torch.full((1, 3, 1), 0.5)}
+    looks, _ = policy.decide(replace(signals([0.3, 0.8, 0.5], entropy=[0.0] * 3), **extra), {})
+    assert not looks.base.any()
+    assert looks.branches is not None
+    assert looks.branches.count.tolist() == [2]
+    assert looks.branches.commit[0].tolist() == [[False, True, False]] * 2
+    assert looks.branches.tokens[0, :, 1].tolist() == [0, 7], "the greedy path, and one that samples"
+    sure, _ = policy.decide(replace(signals([0.3, 0.95, 0.5], entropy=[0.0] * 3), **extra), {})
+    assert sure.base[0].tolist() == [False, True, False]
+    assert sure.branches is not None
+    assert sure.branches.count.tolist() == [0]
+    seen = torch.tensor([[[False, True, True], [False, True, True]]])
+    ahead = replace(signals([0.0]), observed=seen, measured={"entropy": torch.tensor([[[0.0, 2, 2], [0.0, 1, 2]]])})
+    assert policy.choose(ahead, {}).tolist() == [1], "the path that leaves less doubt"
+
+
+def test_credit_goes_to_tokens_that_stay_on_top() -> None:
+    """Token 3 leads for two steps, then token 4 by a little: 3 is proposed once more, on credit."""
+    script = torch.zeros(4, 2, 6)
+    script[:2, :, 3], script[2:, :, 4], script[2:, :, 3] = 3.0, 2.0, 1.9
+    trajectories, needs = Trajectories(1, 1), get_policy("credit").needs
+    proposed = [int(scan(frame[1:], torch.arange(1), trajectories, needs)["token"]) for frame in script]
+    assert proposed == [3, 3, 3, 4], "credit fades as it is not renewed"

@@ -160,7 +160,7 @@ def test_each_job_has_an_empty_room() -> None:
 
 
 LIBC = "import ctypes, os\nlibc = ctypes.CDLL(None, use_errno=True)\n"
-KEPT = {  # what a job may try to leave for the next: each raises, or returns something that is not negative, if it can
+KEPT = {  # what a job may try to leave for the next, or to learn of another: each must raise or return -1
     "the user's keyring": "return libc.syscall(248, b'user', b'k', b'v', 1, -4)",
     "the session's keyring": "return libc.syscall(248, b'user', b'k', b'v', 1, -3)",
     "shared memory": "return libc.shmget(77, 4096, 0o1666)",
@@ -212,8 +212,11 @@ def test_the_root_holds_pythons_library_and_nothing_else() -> None:
         """
     assert returns(source) == "Exception: ['/dev/null']"
     every = "import ssl, sqlite3, ctypes, lzma, bz2, zlib, decimal, uuid, asyncio, threading, xml.etree.ElementTree"
-    works = "\n    asyncio.run(asyncio.sleep(0))\n    thread = threading.Thread(target=f)\n    return hash(ssl)"
-    assert returns(f"{every}\ndef f():{works}").startswith("Exception: "), "and all of it works"
+    works = "\n    asyncio.run(asyncio.sleep(0))\n    thread = threading.Thread(target=print)\n"
+    works += (
+        "    thread.start()\n    thread.join()\n    return sqlite3.connect(':memory:').execute('select 7').fetchone()"
+    )
+    assert returns(f"{every}\ndef f():{works}") == "Exception: (7,)", "and all of it works"
 
 
 def test_a_value_does_not_keep_the_judge_busy() -> None:

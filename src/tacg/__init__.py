@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tacg.version import __version__
 
 if TYPE_CHECKING:
+    from tacg.canvas import Canvas, Hole
     from tacg.engine.events import Finished, Proposal, Started, Step
     from tacg.engine.loop import Engine
     from tacg.engine.request import Decode, Request
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
     from tacg.llm import LLM, load
     from tacg.own_loop import GateState, commit_step
     from tacg.policies import Policy, State, get_policy, policy_names, register
-    from tacg.types import Commit, Decision, EmaContrast, Needs, Output, Signals
+    from tacg.types import Branches, Commit, Credit, Decision, EmaContrast, Needs, Output, Signals
 
 _HOME = {
+    "tacg.canvas": ("Canvas", "Hole"),
     "tacg.engine.events": ("Finished", "Proposal", "Started", "Step"),
     "tacg.engine.loop": ("Engine",),
     "tacg.engine.request": ("Decode", "Request"),
@@ -36,13 +38,16 @@ _HOME = {
     "tacg.llm": ("LLM", "load"),
     "tacg.own_loop": ("GateState", "commit_step"),
     "tacg.policies": ("Policy", "State", "get_policy", "policy_names", "register"),
-    "tacg.types": ("Commit", "EmaContrast", "Decision", "Needs", "Output", "Signals"),
+    "tacg.types": ("Branches", "Commit", "Credit", "Decision", "EmaContrast", "Needs", "Output", "Signals"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "LLM",
+    "Branches",
+    "Canvas",
     "Commit",
+    "Credit",
     "Decision",
     "Decode",
     "EmaContrast",
@@ -51,6 +56,7 @@ __all__ = [
     "GateConfig",
     "GateState",
     "GateStep",
+    "Hole",
     "LogitsError",
     "Needs",
     "Output",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
+from tacg.canvas import Canvas
 from tacg.engine.events import Event, Finished
 from tacg.engine.loop import Engine, refuse_failures
 from tacg.engine.request import Request, resolve
@@ -24,13 +25,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from tacg.engine.request import Decode
     from tacg.models.base import Denoiser
     from tacg.policies import Policy
     from tacg.text import Message, Tokenizer
     from tacg.types import Output
 
-# One prompt: a text, a conversation, or ids.
-Prompt = str | list["Message"] | list[int]
+# One prompt: a text, a conversation, ids, or a canvas with holes.
+Prompt = str | list["Message"] | list[int] | Canvas
 
 
 class LLM:
@@ -42,13 +44,13 @@ class LLM:
 
     @overload
     def generate(
-        self, prompts: str | list[Message] | list[int], policy: str | Policy = ..., *, chat: bool | None = ...,
+        self, prompts: str | list[Message] | list[int] | Canvas, policy: str | Policy = ..., *, chat: bool | None = ...,
         batch_size: int = ..., on_output: Callable[[int, Output], None] | None = ..., **settings: Any,
     ) -> Output: ...  # fmt: skip
 
     @overload
     def generate(
-        self, prompts: list[str] | list[list[Message]] | list[list[int]], policy: str | Policy = ..., *,
+        self, prompts: list[str] | list[list[Message]] | list[list[int]] | list[Canvas], policy: str | Policy = ..., *,
         chat: bool | None = ..., batch_size: int = ..., on_output: Callable[[int, Output], None] | None = ...,
         **settings: Any,
     ) -> list[Output]: ...  # fmt: skip
@@ -65,7 +67,7 @@ class LLM:
     ) -> Output | list[Output]:
         """Decode one prompt, or a list of them in batches.
 
-        prompts    a text, a conversation (list of messages) or ids; or a list of these
+        prompts    a text, a conversation (list of messages), ids or a `Canvas`; or a list of these
         policy     a spelling such as "tacg", "tacg+klass", "confidence:llada/gsm8k", or a Policy
         chat       wrap texts in the chat template (default: if the checkpoint has one)
         seed       of the random numbers: one for all prompts alike, or a list with one each
@@ -95,6 +97,22 @@ class LLM:
         """As `generate`, step by step: `Started`, `Step` and `Finished` events; `row` is the prompt's number."""
         many, _ = _listed(prompts)
         return self._events(many, policy, chat, batch_size, settings, detail=True)
+
+    def fill(
+        self, canvas: str | Canvas | list[int], policy: str | Policy = "tacg", *, prompt: str | None = None,
+        **settings: Any,
+    ) -> Output:  # fmt: skip
+        """Fill the holes of a text: `llm.fill("def f(x):\\n    ⟨20⟩\\n    return y")`, where ⟨20⟩ is 20 tokens.
+
+        canvas  a text with holes, a `Canvas`, or ids with the mask's id where holes are; `out.text` is all of it,
+                `out.holes` what the holes were filled with. What is given is never changed
+        prompt  what the model is told before it
+        """
+        if isinstance(canvas, str):
+            canvas = Canvas.parse(canvas, prompt)
+        elif not isinstance(canvas, Canvas):
+            canvas = replace(Canvas.of_ids(canvas, self.model.spec.mask_id), prompt=prompt)
+        return self.generate(canvas, policy, **settings)
 
     @torch.no_grad()
     def logits(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -135,7 +153,7 @@ class LLM:
             "tokenizer": self.tokenizer.digest,
         }
 
-    def encode(self, prompt: Prompt, chat: bool | None = None) -> list[int]:
+    def encode(self, prompt: str | list[Message] | list[int], chat: bool | None = None) -> list[int]:
         """Ids of one prompt."""
         if isinstance(prompt, str):
             if chat or (chat is None and self.tokenizer.chat_template):
@@ -165,14 +183,42 @@ class LLM:
             raise TacgError(f"`seed` must be one number or one per prompt, {len(prompts)}; got {len(seeds)}.")
         made, decode = resolve(policy, {name: value for name, value in settings.items() if name != "seed"})
         requests = [
-            Request(tuple(self.encode(prompt, chat)), made, decode.turn(seed=seed))
+            self.request(prompt, made, decode.turn(seed=seed), chat)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
         for event in Engine(self.model, batch_size).stream(requests, detail=detail):
             if isinstance(event, Finished):
-                yield replace(event, output=replace(event.output, text=self.text(event.output.tokens)))
+                yield replace(event, output=self._with_text(event.output, prompts[event.row], requests[event.row]))
             else:
                 yield event
+
+    def request(self, prompt: Prompt, policy: Policy, decode: Decode, chat: bool | None = None) -> Request:
+        """What the engine is asked for one prompt or canvas."""
+        if not isinstance(prompt, Canvas):
+            return Request(tuple(self.encode(prompt, chat)), policy, decode)
+        mask = self.model.spec.mask_id
+        ids = prompt.ids(self.tokenizer.encode, mask)
+        before = [] if prompt.prompt is None else self.encode(prompt.prompt, chat)
+        start = 0 if before else ids.index(mask)
+        decode = decode.turn(gen_length=len(ids) - start, early_stop=False)  # what is given behind a hole must stay
+        return Request((*before, *ids[:start]), policy, decode, tuple(ids[start:]))
+
+    def _with_text(self, output: Output, prompt: Prompt, request: Request) -> Output:
+        """The output with its text: the answer, or the whole canvas and what its holes were filled with."""
+        if not isinstance(prompt, Canvas):
+            return replace(output, text=self.text(output.tokens))
+        spec, ids = self.model.spec, list(() if prompt.prompt is not None else request.prompt)
+        holes: list[list[int]] = []
+        for place, token in enumerate(output.tokens):
+            hole = request.canvas[place] == spec.mask_id
+            if hole and (place == 0 or request.canvas[place - 1] != spec.mask_id):
+                holes.append([])
+            if hole and token in spec.eos_ids:
+                continue  # left empty
+            ids.append(token)
+            if hole:
+                holes[-1].append(token)
+        return replace(output, text=self.tokenizer.decode(ids), holes=tuple(map(self.tokenizer.decode, holes)))
 
 
 def load(
@@ -193,7 +239,7 @@ def load(
 
 def _listed(prompts: Any) -> tuple[list[Any], bool]:
     """The prompts as a list, and whether there was just one."""
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | Canvas):
         return [prompts], True
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes) or not prompts:
         raise TacgError(f"`prompts` must be a text, messages, ids, or a non-empty list of these; got {prompts!r}.")

@@ -125,6 +125,8 @@ class Signals:
     masked      bool  [R, L]  not committed yet
     written     int64 [R, L]  what the canvas holds; the mask id where `masked`
     grid        int64 [R, L]  the number of the block in which a position lies; `current` int64 [R]: the active one
+    active      bool  [R, L]  masks of the active block, where more than that is eligible (None: all that is eligible)
+    opened      int64 [R]     how many blocks are open, counted from the active one
     length      int64 [R]     positions of the answer
     due         int64 [R]     what `quota` says, if the engine knows it already
     """
@@ -144,6 +146,8 @@ class Signals:
     written: Tensor | None = None
     grid: Tensor | None = None
     current: Tensor | None = None
+    active: Tensor | None = None
+    opened: Tensor | None = None
     length: Tensor | None = None
     due: Tensor | None = None
 
@@ -187,7 +191,7 @@ class Signals:
         if self.due is not None:
             return self.due
         remaining = (self.steps - self.step).clamp(min=1)
-        return -(-self.eligible.sum(dim=1) // remaining)
+        return -(-(self.eligible if self.active is None else self.active).sum(dim=1) // remaining)
 
 
 class Reason(enum.IntEnum):
@@ -233,7 +237,7 @@ class Decision:
     Policies that do more than fill masks of one block:
     remask    bool  [R, L]  committed positions of open blocks that become masks again; fewer than are committed
     edit      bool  [R, L]  committed positions of open blocks that get `signals.token` instead
-    open      int64 [R]     how many blocks are open in the next step, counted from the active one (None: 1)
+    open      int64 [R]     how many blocks are open in the next step, counted from the one that is active now (None: 1)
     stay      bool  [R]     the active block is full but not done yet; heeded in steps that edit something
     finish    bool  [R]     write every remaining mask with its proposal, and end
     branches  alternatives for the next step
@@ -275,6 +279,7 @@ class Output:
     positions  how many positions these forwards computed
     commits    every commit in the order it happened
     error      why it ended early, with finish_reason "error"; else empty
+    holes      of a canvas: the texts that its holes were filled with
     """
 
     text: str
@@ -287,6 +292,7 @@ class Output:
     commits: tuple[Commit, ...]
     error: str = ""
     positions: int = 0
+    holes: tuple[str, ...] = ()
 
     @property
     def tpf(self) -> float:

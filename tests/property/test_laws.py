@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -17,12 +18,15 @@ from tacg.engine.request import Decode, Request
 from tacg.gate import temporal_support
 from tacg.knobs import Knob, Knobs
 from tacg.lazy import most_support
-from tacg.policies import get_policy, policy_names
+from tacg.policies import State, Wrapper, get_policy, policy_class, policy_names
+from tacg.policies.d3llm import D3llm
 from tacg.scan import Trajectories
-from tacg.types import EmaContrast, Needs, Signals
-from tests.worlds import ReactiveDenoiser, decode_one, scan, trajectory
+from tacg.types import Decision, EmaContrast, Needs, Signals
+from tests.worlds import MASK, ReactiveDenoiser, decode_one, scan, trajectory
 
-NAMES = ["schedule", "confidence", "klass", "tacg", "tacg+klass", "tacg+schedule"]
+CLASSIC = ["schedule", "confidence", "klass", "tacg", "tacg+klass", "tacg+schedule"]  # a fallback goes by confidence
+BASES = [name for name in policy_names() if not issubclass(policy_class(name), Wrapper)]
+NAMES = [*policy_names(), *(f"tacg+{name}" for name in policy_names() if not name.startswith("tacg"))]
 seeds = st.integers(0, 2**31)
 shares = st.floats(0, 1)
 gates = st.builds(
@@ -51,15 +55,32 @@ decodes = st.builds(
     early_stop=st.booleans(),
     observe=st.sampled_from(["block", "sequence"]),
 )
-policies = st.sampled_from(NAMES).flatmap(
-    lambda name: st.builds(
-        lambda gate, threshold: get_policy(name).turn(
-            **{k: v for k, v in (gate | threshold).items() if k in get_policy(name).knobs()}
-        ),
-        gates.map(lambda gate: gate.values()),
-        st.fixed_dictionaries({"threshold": shares, "kl_threshold": st.floats(0, 3), "history": st.integers(1, 3)}),
+
+
+def values_of(each: Knob) -> st.SearchStrategy[Any]:
+    """What a knob may be turned to."""
+    low = each.low or 0
+    if each.choices:
+        found: st.SearchStrategy[Any] = st.sampled_from(each.choices)
+    elif each.kind is bool:
+        found = st.booleans()
+    elif each.kind is int:
+        found = st.integers(int(low), int(low) + 3)
+    else:
+        found = st.floats(low, low + 3 if each.high is None else each.high)
+    return st.none() | found if each.optional else found
+
+
+def policies_of(names: list[str]) -> st.SearchStrategy[tacg.Policy]:
+    """Any of these policies with its knobs turned anywhere."""
+    return st.sampled_from(names).flatmap(
+        lambda name: st.fixed_dictionaries(
+            {knob: values_of(each) for knob, each in get_policy(name).knobs().items()}
+        ).map(lambda values: get_policy(name).turn(**values))
     )
-)
+
+
+policies = policies_of(NAMES)
 
 
 def play(logits: torch.Tensor, config: GateConfig, threshold: float = 0.5) -> list[tacg.GateStep]:
@@ -80,11 +101,10 @@ def test_law_1_what_is_written_is_the_argmax_of_the_base_posterior(seed: int, co
         assert torch.equal(step.tokens[step.commit], frame.softmax(-1).argmax(-1)[step.commit])
 
 
-@given(seeds, st.sampled_from(["confidence", "klass", "schedule"]), decodes, gates, shares)
-def test_law_2_nothing_on_nothing_changed(seed: int, base: str, decode: Decode, config: GateConfig, tau: float) -> None:
-    plain = get_policy(base) if base == "schedule" else get_policy(base, threshold=tau)
+@given(seeds, policies_of(BASES), decodes, gates)
+def test_law_2_nothing_on_nothing_changed(seed: int, plain: tacg.Policy, decode: Decode, config: GateConfig) -> None:
     off = config.turn(k_extra=0, m_base=1)
-    gated = get_policy(f"tacg+{base}").turn(**plain.values(), **off.values())
+    gated = get_policy(f"tacg+{plain.name}").turn(**plain.values(), **off.values())
     model = ReactiveDenoiser(seed)
     alone, wrapped = (Engine(model).generate([Request((3, 5), policy, decode)])[0] for policy in (plain, gated))
     assert wrapped.commits == alone.commits
@@ -178,12 +198,17 @@ def test_law_8_every_row_ends_within_its_budget(
     per_step: dict[int, list[str]] = {}
     for commit in output.commits:
         per_step.setdefault(commit.step, []).append(commit.reason)
-    assert sorted(per_step) == list(range(1, output.steps + 1)), "every step commits something"
+    if not policy.needs.branches:
+        assert sorted(per_step) == list(range(1, output.steps + 1)), "every step commits something"
     if budget is None:  # one step per position: a fallback is always the only commit of its step
         assert all(reasons == ["fallback"] for reasons in per_step.values() if "fallback" in reasons)
 
 
-@given(seeds, policies, decodes)
+@given(
+    seeds,
+    policies_of(CLASSIC).filter(lambda policy: policy.values().get("rank_by", "confidence") == "confidence"),
+    decodes,
+)
 def test_law_8_the_fallback_is_the_readiest(seed: int, policy: tacg.Policy, decode: Decode) -> None:
     """With one step per position a fallback commits the single best-ranked eligible proposal, lowest position first."""
     key = "readiness" if "readiness" in _notes(policy) else None
@@ -210,8 +235,9 @@ def test_law_10_forwards_are_counted_where_the_model_is_called(
     requests = [Request((2 + number, 9), policy, decode) for number, (policy, decode) in enumerate(rows)]
     for number, output in enumerate(Engine(model, max_rows=3).generate(requests)):
         seen = sum(row[0] == 2 + number for row in model.rows_seen)
-        assert output.forwards == seen
+        assert output.forwards == seen, "every branch is a forward"
         assert output.tpf == len(output.tokens) / seen
+        assert output.positions == sum(len(row) for row in model.rows_seen if row[0] == 2 + number)
 
 
 # -- law 9: no dead knobs ---------------------------------------------------------------------------------------------
@@ -249,6 +275,12 @@ CONTEXT = {
     "fallback": {"support_lambda": 3.0, "threshold": 1.0, "w": 2.0, "tau_floor": 1.0},
     "strict": {"threshold": 1.0, "tau_escape": 2.0, "m": 1, "m_base": 1, "kl_threshold": 100.0, "history": 1},
     "seed": {"temperature": 0.8},
+    "add": {"block_length": 5},
+    "early": {"early": 2.0},
+    "middle": {"early": 99.0, "middle": 1.0, "late": 99.0, "threshold": 1.0},
+    "late": {"early": 99.0, "middle": 99.0, "late": 2.0},
+    "region_start": {"early": 2.0, "middle": 2.0, "late": 2.0},
+    "region_length": {"region_start": 3, "early": 2.0, "middle": 2.0, "late": 2.0},
 }
 
 
@@ -315,3 +347,60 @@ def test_law_11_lazy_equals_eager(seed: int, policy: tacg.Policy, decode: Decode
     eager = {event.row: event.output for event in watched if isinstance(event, Finished)}
     lazy = Engine(ReactiveDenoiser(seed)).generate(requests)
     assert [eager[row] for row in sorted(eager)] == lazy
+
+
+@given(seeds, policies, decodes)
+def test_law_12_monotone_unless_it_says_so(seed: int, policy: tacg.Policy, decode: Decode) -> None:
+    """What does not revise writes each position once; what is settled stays as it is, whatever the policy."""
+    settled, before = 0, ()
+    for event in Engine(ReactiveDenoiser(seed)).stream([Request((4,), policy, decode)]):
+        if isinstance(event, tacg.Step):
+            assert event.settled >= settled
+            assert event.canvas[:settled] == before
+            settled, before = event.settled, event.canvas[: event.settled]
+            assert MASK not in before
+        elif isinstance(event, Finished):
+            places = [commit.position for commit in event.output.commits]
+            reasons = {commit.reason for commit in event.output.commits}
+            if not policy.revises:
+                assert len(places) == len(set(places))
+                assert not reasons & {"remask", "edit"}
+            assert event.output.tokens[:settled] == before[: len(event.output.tokens)]
+
+
+@dataclass(frozen=True)
+class OneBlock(D3llm):
+    """The same rule, but nothing is ever opened early."""
+
+    @property
+    def needs(self) -> Needs:
+        return Needs("entropy")
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        decision, state = super().decide(signals, state)
+        return replace(decision, open=None), state
+
+
+@given(seeds, decodes, st.floats(0, 2))
+def test_law_15_one_block_open_is_a_decode_by_blocks(seed: int, decode: Decode, threshold: float) -> None:
+    """d3llm that opens a block when the one before is full, against a policy that knows one block only."""
+    model = ReactiveDenoiser(seed)
+    several, single = (
+        Engine(model).generate([Request((4, 7), policy, decode)])[0]
+        for policy in (D3llm(threshold=threshold, add=1.0), OneBlock(threshold=threshold))
+    )
+    assert (several.tokens, several.commits, several.steps) == (single.tokens, single.commits, single.steps)
+
+
+@given(seeds, policies, decodes, st.data())
+def test_a_canvas_keeps_what_is_given(seed: int, policy: tacg.Policy, decode: Decode, data: st.DataObject) -> None:
+    """Holes anywhere, each filled once or left masked after an end of text; nothing else is written."""
+    canvas = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=24).filter(lambda ids: MASK in ids))
+    request = Request((4,), policy, decode.turn(gen_length=len(canvas), early_stop=False), tuple(canvas))
+    output = Engine(ReactiveDenoiser(seed)).generate([request])[0]
+    holes = {place for place, token in enumerate(canvas) if token == MASK}
+    assert {commit.position for commit in output.commits} == holes
+    assert all(
+        new == old for place, (new, old) in enumerate(zip(output.tokens, canvas, strict=True)) if place not in holes
+    )
+    assert output.steps <= len(holes)

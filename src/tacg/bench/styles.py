@@ -71,7 +71,7 @@ class Program:
 
     @property
     def hidden(self) -> str:
-        """The source with `_f` for each of its names f."""
+        """The source with `plain_f` for each of its names f."""
         return ast.unparse(_Hidden(self.names).visit(ast.parse(self.code)))
 
     def wrapped(self, before: str, each: str) -> str:
@@ -86,7 +86,7 @@ class _Hidden(ast.NodeTransformer):
     def generic_visit(self, node: ast.AST) -> ast.AST:
         for field in ("name", "id", "arg"):
             if not isinstance(node, ast.keyword | ast.alias) and getattr(node, field, None) in self.names:
-                setattr(node, field, f"_{getattr(node, field)}")
+                setattr(node, field, f"plain_{getattr(node, field)}")
         return super().generic_visit(node)
 
 
@@ -124,10 +124,6 @@ def _relaid(unit: str) -> Style:
     return written
 
 
-def _call(name: str = "_NAME") -> str:
-    return f"def NAME(*args, **named):\n    return {name}(*args, **named)\n"
-
-
 def _nested(program: Program) -> str:
     names = ", ".join(program.names)
     inner = indent(ast.unparse(ast.parse(program.code)), "    ")
@@ -144,12 +140,15 @@ def _stubs(program: Program, body: str) -> str:
 
 
 def _helpers(program: Program) -> tuple[str, str]:
-    calls = "".join(_call().replace("NAME", name) for name in program.names)
+    calls = "".join(CALLS.replace("NAME", name) for name in program.names)
     return block(program.hidden + "\nprint('helpers ready')"), block(calls + program.tail)
 
 
+CALLS = "def NAME(*args, **named):\n    return plain_NAME(*args, **named)\n"
 CALL = "@dataclass\nclass Call:\n    args: tuple\n    named: dict = field(default_factory=dict)\n\n"
-USES_CALL = "def NAME(*args, **named):\n    call = Call(args, named)\n    return _NAME(*call.args, **call.named)\n\n"
+USES_CALL = (
+    "def NAME(*args, **named):\n    call = Call(args, named)\n    return plain_NAME(*call.args, **call.named)\n\n"
+)
 QUOTED = (
     'def _example():\n    """As in\n\n    ```python\n    _example()\n    ```\n\n    or\n```\n_e()\n```\n    """\n\n'
 )
@@ -207,24 +206,24 @@ STYLES: dict[str, Style] = {
         "import pickle\nfrom typing import NamedTuple\n\nclass Call(NamedTuple):\n    args: tuple\n    named: dict\n\n",
         USES_CALL.replace("Call(args, named)", "pickle.loads(pickle.dumps(Call(args, named)))"),
     ),
-    "lambda": _pattern("", "NAME = lambda *args, **named: _NAME(*args, **named)\n"),
+    "lambda": _pattern("", "NAME = lambda *args, **named: plain_NAME(*args, **named)\n"),
     "`def` under `if`": _conditional,
     "closure": _nested,
-    "method of a class": _pattern("", "class OfNAME:\n    call = staticmethod(_NAME)\n\nNAME = OfNAME().call\n"),
+    "method of a class": _pattern("", "class OfNAME:\n    call = staticmethod(plain_NAME)\n\nNAME = OfNAME().call\n"),
     "decorator, cache, partial": _pattern(
         "import functools\n\n@functools.cache\ndef _size():\n    return len(str(10 ** 5000))\n\n"
         "def _checked(function):\n    @functools.wraps(function)\n    def checked(*args, **named):\n"
         "        assert _size() == 5001\n        return function(*args, **named)\n    return checked\n\n",
-        "NAME = functools.partial(_checked(_NAME))\n",
+        "NAME = functools.partial(_checked(plain_NAME))\n",
     ),
     "hints, keywords, recursion limit": _pattern(
         "import sys\nfrom typing import Any, Callable\nsys.setrecursionlimit(10 ** 5)\n",
-        "def NAME(*args: Any, **named: Any) -> Any:\n    run: Callable[..., Any] = _NAME\n"
+        "def NAME(*args: Any, **named: Any) -> Any:\n    run: Callable[..., Any] = plain_NAME\n"
         "    return run(*args, **named)\n",
     ),
     "coroutine": _pattern(
         "import asyncio\n\n",
-        "def NAME(*args, **named):\n    async def run():\n        return _NAME(*args, **named)\n"
+        "def NAME(*args, **named):\n    async def run():\n        return plain_NAME(*args, **named)\n"
         "    return asyncio.run(run())\n",
     ),
 }

@@ -140,8 +140,8 @@ def advance(
         told |= {"block": block, "stay": staying.long()}
     step = told["step"] = (boards.step + 1) * (block == boards.block)
     opened = boards.open
-    if decision.open is not None:
-        opened = told["open"] = decision.open.clamp(min=1)
+    if decision.open is not None:  # blocks that are done by now no longer count
+        opened = told["open"] = (decision.open - (block - boards.block)).clamp(min=1)
     if decision.branches is not None:
         told["branches"] = decision.branches.count
 

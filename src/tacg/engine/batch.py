@@ -278,9 +278,16 @@ class Batch:
         steps = boards.budgets.gather(1, boards.block[:, None]).squeeze(1)
         signals = scan.to_signals(
             view.eligible, eager=eager, step=boards.step, steps=steps, masked=boards.masked, written=self._answer,
-            grid=boards.grid, current=boards.block, length=boards.length, **drawn,
+            grid=boards.grid, current=boards.block, active=self._active(view), opened=boards.open, length=boards.length,
+            **drawn,
         )  # fmt: skip
         return scan, replace(signals, due=signals.quota())
+
+    def _active(self, view: StepView) -> Tensor | None:
+        """Masks of the active block, if more than these are eligible."""
+        if self.needs.scope == "block":
+            return None
+        return view.eligible & (self.boards.grid == self.boards.block[:, None])
 
     def decide(self, signals: Signals) -> Decision:
         """Signals -> decision."""
@@ -395,7 +402,7 @@ class Batch:
         row.done = over and not told.get("stay")
         row.block, row.block_step, row.open = block, told["step"], told.get("open", 1)
         row.branches = max(1, told.get("branches", 0))
-        row.settled = min(first_mask, row.blocks[block][0]) if self.needs.committed and not row.done else first_mask
+        row.settled = min(first_mask, row.blocks[block][0]) if self.policy.revises and not row.done else first_mask
         moved = (row.block, row.block_step == 0, row.open) != before
         if row.branches != copies or (moved and (self.mode != "none" or self.spec.causal_block is not None)):
             self.plan = None

@@ -23,7 +23,10 @@ def resolve_commits(signals: Signals, decision: Decision) -> Tensor:
     base = decision.base & signals.eligible
     taken = base if decision.extra is None else base | (decision.extra & signals.eligible)
     quota = _quota(signals, decision)
-    late = top(decision.rank, signals.eligible & ~taken, quota - taken.sum(dim=1))
+    # Where several blocks are open, it is the active one that must get ahead.
+    due = signals.eligible if signals.active is None else signals.active
+    done = taken if signals.active is None else taken & due
+    late = top(decision.rank, due & ~taken, quota - done.sum(dim=1))
     reason = (late * int(Reason.FALLBACK)).masked_fill(taken, int(Reason.EXTRA)).masked_fill(base, int(Reason.BASE))
     if decision.finish is not None and signals.masked is not None:
         rest = signals.masked & signals.observed & decision.finish[:, None] & (reason == 0)

@@ -32,13 +32,19 @@ State = dict[str, Any]  # tensors whose first axis is the row; may nest
 class Policy(Knobs):
     """Decides when proposals are committed. Subclasses are frozen dataclasses; one file per published decoder.
 
-    name   what users type; the register sets it where a class does not
-    needs  signals beyond token and confidence that `decide` reads
+    name     what users type; the register sets it where a class does not
+    needs    signals beyond token and confidence that `decide` reads
+    revises  whether it re-masks or edits what is committed
 
     Progress is the engine's business: a policy may accept nothing, and the engine then commits by `Decision.rank`.
     """
 
     name: ClassVar[str] = ""
+
+    @property
+    def revises(self) -> bool:
+        """Whether it may re-mask or edit what is committed: text of an open block is not final then."""
+        return False
 
     @property
     def needs(self) -> Needs:
@@ -77,6 +83,11 @@ class Wrapper(Policy):
 
     base: Policy
 
+    @property
+    def revises(self) -> bool:
+        """As the base policy."""
+        return self.base.revises
+
     def choose(self, branches: Signals, state: State) -> Tensor:
         """The base policy's choice."""
         return self.base.choose(branches, state["base"])
@@ -97,6 +108,13 @@ _BUILT_IN = {
     "schedule": "tacg.policies.schedule:Schedule",
     "confidence": "tacg.policies.confidence:Confidence",
     "klass": "tacg.policies.klass:Klass",
+    "eb": "tacg.policies.eb:EntropyBound",
+    "frechet": "tacg.policies.frechet:Frechet",
+    "credit": "tacg.policies.credit:CreditDecoding",
+    "saber": "tacg.policies.saber:Saber",
+    "d3llm": "tacg.policies.d3llm:D3llm",
+    "lookum": "tacg.policies.lookum:Lookum",
+    "prophet": "tacg.policies.prophet:Prophet",
     "tacg": "tacg.policies.tacg:Tacg",
     "tacg-released": "tacg.policies.tacg_released:TacgReleased",
     "tacg-released-dream": "tacg.policies.tacg_released_dream:TacgReleasedDream",

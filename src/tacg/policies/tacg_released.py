@@ -7,6 +7,7 @@ position (`observe="sequence"`, no `steps`); the presets do so too.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -56,7 +57,8 @@ class Released(Wrapper):
 
     def near(self, signals: Signals, state: State, ready: Tensor) -> Tensor:
         """bool [R, W]: what the base policy would accept beyond its set if its threshold were the floor."""
-        lower = self.base.turn(threshold=self.tau_floor)
+        lower = copy.copy(self.base)  # not `turn`, whose checks take numbers only: rows may differ in their knobs
+        object.__setattr__(lower, "threshold", self.tau_floor)
         return lower.decide(signals, state["base"])[0].base & ~ready
 
     def budget(self, ready: Tensor) -> Tensor:

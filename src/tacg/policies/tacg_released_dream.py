@@ -105,7 +105,8 @@ class TacgReleasedDreamEma(Wrapper):
         average = torch.where(signals.first, sure, self.beta * state["average"] + (1 - self.beta) * sure)
         score = average + self.support_lambda * gain(signals) * (average >= self.tau_floor)
         lasting = (streak >= self.m) & (signals.kl <= self.kl_extra)
-        more = (score >= self.base.values()["threshold"]) & lasting | (sure >= self.tau_escape)
+        threshold = getattr(self.base, "threshold")  # noqa: B009 (every base has one: see above)
+        more = (score >= threshold) & lasting | (sure >= self.tau_escape)
         decision = Decision(
             base=below.base, extra=more & signals.eligible & ~below.base, rank=signals.confidence,
             notes={**below.notes, "streak": streak, "average": average, "readiness": score},

@@ -36,7 +36,7 @@ from tacg.tasks.helper import Helper, Helpers
 
 LEVELS = {
     "namespaces": "own root, processes and network; nobody's rights; limits on time, memory, files and processes",
-    "process": "limits on time, memory, files and processes only; it can read files and reach the network",
+    "process": "limits on time, memory, files and processes; it can read what its user can read",
     "none": "model-written code cannot be run here",
 }
 ASKED = "TACG_ISOLATION"

@@ -22,16 +22,7 @@ OPENING = re.compile(
 )
 BEGINNING = re.compile(r"(?:def|class|async|import|from|if|try)\b|@\w|\w+\s*(?::[^=]+)?=[^=]")
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
-DEFINING: tuple[type[ast.stmt], ...] = (
-    ast.FunctionDef,
-    ast.AsyncFunctionDef,
-    ast.ClassDef,
-    ast.Assign,
-    ast.AnnAssign,
-    ast.If,
-    ast.Try,
-)
-DEFINING += (ast.Import, ast.ImportFrom)
+DEFINING = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign | ast.If | ast.Try
 TRIES = 12  # blocks, fences that may close one, places where a program may begin, lines of talk that may follow it
 LONGEST = 20_000  # characters that are looked at as Python
 
@@ -55,7 +46,8 @@ def program(answer: str, names: Sequence[str], complete: Complete = str) -> str:
     if not fitting:
         match = OPENING.search(text)
         outside = _among_talk(text[: match.start("mark" if match["mark"] else "late")] if match else text, names)
-        first = [outside] if _indented(outside) or defines(outside, *names) else []
+        body = _indented(outside) and sound(complete(outside))
+        first = [outside] if body or defines(outside, *names) else []
         usable = [block for block in [*blocks, outside] if sound(complete(block))]
         return _joined([], next(iter([*first, *usable, *blocks, text])), complete)
     chosen = next((block for block in fitting if not _stub(block, names)), fitting[0])
@@ -104,13 +96,19 @@ def fenced(text: str, complete: Complete) -> Iterator[str]:
         mark = match["mark"] or match["late"]
         anywhere = "" if mark[0] == "`" else r"(?m)^[ \t]*"
         closing = re.compile(rf"{anywhere}{mark}{mark[0]}*(?!\w*py)")
-        closes = itertools.islice(closing.finditer(text, match.end()), TRIES)
-        ends = [(found.start(), found.end()) for found in closes]
+        found = (each for each in closing.finditer(text, match.end()) if not _in_comment(text, each.start()))
+        closes = itertools.islice(found, TRIES)
+        ends = [(each.start(), each.end()) for each in closes]
         ends = ends or [(len(text), len(text))]
         codes = [_shifted(text[match.end() : start], len(match["indent"])) for start, _ in ends]
         number = next((number for number, code in enumerate(codes) if sound(complete(code))), 0)
         yield codes[number]
         text = text[ends[number][1] :]  # what follows on the same line may open the next
+
+
+def _in_comment(text: str, place: int) -> bool:
+    """Whether this is on a line that begins as a comment."""
+    return text[text.rfind("\n", 0, place) + 1 : place].lstrip().startswith("#")
 
 
 def _shifted(code: str, width: int) -> str:
@@ -171,7 +169,9 @@ def _lacking(code: str, names: Sequence[str]) -> set[str]:
 
 def _definitions(code: str) -> str:
     parsed = tree(code) or ast.Module([], [])
-    statements: list[ast.stmt] = [each for each in parsed.body if isinstance(each, DEFINING)]
+    statements: list[ast.stmt] = [
+        each for each in parsed.body if isinstance(each, DEFINING | ast.Import | ast.ImportFrom)
+    ]
     return ast.unparse(ast.Module(statements, []))
 
 

@@ -1,0 +1,59 @@
+"""Multi-block decoding: Qian et al., "d3LLM: Ultra-Fast Diffusion LLM using Pseudo-Trajectory Distillation", 2026."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from tacg.knobs import knob
+from tacg.policies.base import Policy, State
+from tacg.types import Decision, Needs, top
+
+if TYPE_CHECKING:
+    from tacg.types import Signals
+
+
+@dataclass(frozen=True)
+class D3llm(Policy):
+    """Commit by an entropy threshold in several blocks at once; the next block opens early.
+
+    Another block opens once a share `add` of the last open one is written. The surest position of all always passes,
+    and so does the surest of the active block if that would get nothing. The decoder only: d3LLM's distilled weights
+    are what its headline figures need.
+    """
+
+    name: ClassVar[str] = "d3llm"
+
+    threshold: float = knob(
+        0.5, "entropy up to which positions are committed, in nats", symbol="τ_H", low=0, per_row=True
+    )
+    add: float = knob(
+        0.1, "share of the last open block that opens the next one", symbol="θ_add", low=0, high=1, per_row=True
+    )
+
+    @property
+    def needs(self) -> Needs:
+        """Entropies in all open blocks."""
+        return Needs("entropy", scope="open")
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """Threshold, progress in the active block, then whether another block opens."""
+        assert signals.masked is not None
+        assert signals.grid is not None
+        assert signals.current is not None
+        assert signals.opened is not None
+        assert signals.length is not None
+        rank = -signals.entropy
+        active = signals.eligible if signals.active is None else signals.active
+        ready = signals.eligible & (signals.entropy <= self.threshold) | top(rank, signals.eligible, 1)
+        stuck = ~(ready & active).any(dim=1, keepdim=True)
+        ready = ready | (top(rank, active, 1) & stuck)
+
+        last = (signals.current + signals.opened - 1)[:, None]
+        place = torch.arange(rank.shape[1], device=rank.device)
+        inside = (signals.grid == last) & (place < signals.length[:, None])
+        written = (inside & ~(signals.masked & ~ready)).sum(dim=1, keepdim=True)
+        more = written >= self.add * inside.sum(dim=1, keepdim=True)
+        return Decision(ready, rank=rank, open=signals.opened + more[:, 0].long()), state

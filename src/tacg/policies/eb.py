@@ -1,0 +1,41 @@
+"""EB-Sampler: Ben-Hamu et al., "Accelerated Sampling from Masked Diffusion Models via Entropy Bounded Unmasking",
+2025."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from tacg.knobs import knob
+from tacg.policies.base import Policy, State
+from tacg.types import Decision, Needs
+
+if TYPE_CHECKING:
+    from tacg.types import Signals
+
+
+@dataclass(frozen=True)
+class EntropyBound(Policy):
+    """Commit the surest positions as long as their entropies, but for the largest, add up to at most `bound`.
+
+    That sum bounds how much the positions can depend on each other. The surest always passes.
+    """
+
+    name: ClassVar[str] = "eb"
+
+    bound: float = knob(0.01, "bound on the joint entropy, in nats", symbol="γ", low=0, per_row=True)
+
+    @property
+    def needs(self) -> Needs:
+        """The entropy."""
+        return Needs("entropy")
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """The longest prefix of the row, sorted by entropy, whose bound holds."""
+        entropy, order = signals.entropy.masked_fill(~signals.eligible, torch.inf).sort(dim=1, stable=True)
+        others = entropy.cumsum(dim=1) - entropy  # the largest so far is the last
+        passes = (others <= self.bound) & entropy.isfinite()
+        ready = torch.zeros_like(signals.eligible).scatter(1, order, passes)
+        return Decision(ready, rank=-signals.entropy), state
