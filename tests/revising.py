@@ -27,6 +27,10 @@ class Reviser(Policy):
     edits: bool = knob(False, "whether committed tokens are replaced")
 
     @property
+    def revises(self) -> bool:
+        return True
+
+    @property
     def needs(self) -> Needs:
         return Needs(committed=True)
 

@@ -14,7 +14,7 @@ SOURCE = Path(tacg.__file__).parent
 # Lower rooms first; a room may import its own and lower ones.
 FLOORS = [
     ["errors", "version", "pages", "files", "shapes"],
-    ["knobs", "types"],
+    ["knobs", "types", "canvas"],
     ["scan"],
     ["gate", "lazy", "own_loop"],
     ["policies", "models", "text", "templates", "cache"],

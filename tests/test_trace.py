@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 import tacg
+from tacg.canvas import Canvas
 from tacg.engine.events import Finished
 from tacg.errors import TacgError
 from tacg.models.tiny import write_checkpoint
-from tacg.trace import Lines, Trace, read_trace, record, replay, trace_of
-from tacg.trace.format import Line
+from tacg.trace import Trace, read_trace, record, replay, trace_of
 from tacg.trace.player import write_player
 from tests.revising import Reviser
 from tests.test_cli import TACG
@@ -54,7 +54,7 @@ def test_recording_changes_nothing_and_misses_nothing(
         assert all(name in step["names"] for step in trace.steps)
 
 
-@pytest.mark.parametrize("policy", ["confidence", "klass", "tacg", "tacg+klass", REVISER])
+@pytest.mark.parametrize("policy", ["confidence", "klass", "tacg", "tacg+klass", "saber", "prophet", REVISER])
 @pytest.mark.parametrize("observe", ["block", "sequence"])
 def test_a_policy_replayed_on_its_own_trace_decides_the_same(
     llm: tacg.LLM, tmp_path: Path, policy: str | tacg.Policy, observe: str
@@ -101,40 +101,26 @@ def test_replay_follows_what_the_recording_takes_back(llm: tacg.LLM, tmp_path: P
     assert sorted(place for place, *_ in committed) == list(range(len(output.tokens)))
 
 
-def with_holes(llm: tacg.LLM) -> tuple[Trace, tuple[int, ...]]:
-    """A decode of a canvas of which every other position is given, and that canvas."""
-    mask, policy, decode = llm.model.spec.mask_id, Reviser(pace=2), tacg.Decode(gen_length=24, block_length=12)
-    canvas = tuple(mask if place % 2 else 40 + place for place in range(24))
-    lines = Lines(llm, "Hello", policy, decode)
-    made = list[Line]()
-    for event in tacg.Engine(llm.model).stream([tacg.Request((5, 6), lines.probe, decode, canvas)]):
-        made.append(
-            lines.start(event)
-            if isinstance(event, tacg.Started)
-            else lines.step(event)
-            if isinstance(event, tacg.Step)
-            else lines.end(event.output)
-        )
-    return trace_of(json.loads(json.dumps(made))), canvas
-
-
-def test_given_tokens_are_no_commits(llm: tacg.LLM) -> None:
-    trace, canvas = with_holes(llm)
-    given = [[place, token] for place, token in enumerate(canvas) if token != llm.model.spec.mask_id]
-    assert trace.start["given"] == given
-    assert sum(steps for _, _, steps in trace.start["blocks"]) == 12, "steps are shared out by masks"
-    assert {str(token) for _, token in given} <= trace.document()["pieces"].keys()
-    again = replay(trace, "confidence")
-    for each in (trace, again):
+def test_given_tokens_are_no_commits(llm: tacg.LLM, tmp_path: Path) -> None:
+    canvas = Canvas.parse("Once ⟨9⟩ and then ⟨7⟩ again")
+    *_, finished = record(llm, canvas, REVISER, tmp_path / "t.jsonl", settings=SETTINGS)
+    assert isinstance(finished, Finished)
+    trace, length = read_trace(tmp_path / "t.jsonl"), len(finished.output.tokens)
+    given, pieces = dict(trace.start["given"]), trace.document()["pieces"]
+    assert trace.start["prompt"] == "Once "
+    assert trace.start["gen_length"] == length == len(given) + 16
+    assert "".join(pieces[str(token)] for token in given.values()) == " and then  again"
+    assert sum(steps for _, _, steps in trace.start["blocks"]) == 16, "steps are shared out by masks"
+    for each in (trace, replay(trace, "confidence")):
         written = {place for step in each.steps for place, *_ in step["committed"]}
-        assert written == {place for place in range(24) if place % 2}
-    with pytest.raises(TacgError, match="given tokens must lie within the 24 positions"):
-        trace_of([{**trace.start, "given": [[24, 5]]}])
+        assert written == set(range(length)) - given.keys()
+    with pytest.raises(TacgError, match=f"given tokens must lie within the {length} positions"):
+        trace_of([{**trace.start, "given": [[length, 5]]}])
 
 
 def test_a_trace_of_the_first_edition_opens(llm: tacg.LLM, tmp_path: Path) -> None:
     trace, _ = recorded(llm, "confidence", tmp_path / "t.jsonl")
-    start = {name: value for name, value in trace.start.items() if name not in ("mask", "given", "revises", "pieces")}
+    start = {name: value for name, value in trace.start.items() if name not in ("mask", "given", "rescans", "pieces")}
     steps = [{name: value for name, value in step.items() if name != "forwards"} for step in trace.steps]
     old = trace_of(json.loads(json.dumps([start, *steps, trace.end])))
     before, now = ([step["committed"] for step in replay(each, "tacg").steps] for each in (old, trace))

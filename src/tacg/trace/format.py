@@ -1,7 +1,7 @@
 """A decode on disk: one JSON line for the start, one for each step, one for the end. A cut-off trace can still be read.
 
 start  {"kind": "start", "model", "policy", "prompt", "gen_length", "contrast": [w, beta], "settings", "tacg",
-        "blocks": [[start, stop, steps]…], "mask", "given": [[position, token]…], "revises",
+        "blocks": [[start, stop, steps]…], "mask", "given": [[position, token]…], "rescans",
         "pieces": {token: text}}
 step   {"kind": "step", "step", "block", "forwards", "names": [signals…], "committed": [[position, token, reason]…],
         "proposals": [[position, token, confidence, signals…]…], "pieces": {token: text}}   (pieces: new ones only)
@@ -10,7 +10,7 @@ end    {"kind": "end", "text", "tokens", "steps", "forwards", "finish_reason"}
 A position is written each time it is "committed": with another token (edit), or with the mask's id (remask).
 mask     its id
 given    tokens of the canvas that were there from the start
-revises  whether committed positions were observed, too
+rescans  whether committed positions were observed, too
 The first edition had none of these, no pieces at the start and no forwards in a step: it filled masks, once each.
 """
 
@@ -34,7 +34,7 @@ SHAPES: dict[str, Any] = {
     "start": {
         "model": str, "policy": str, "prompt": str, "gen_length": Number(1, 1 << 20, whole=True),
         "contrast": (REAL, REAL), "blocks": [(COUNT, COUNT, COUNT)], "mask?": COUNT, "given?": [(COUNT, COUNT)],
-        "revises?": bool, "pieces?": dict,
+        "rescans?": bool, "pieces?": dict,
     },
     "step": {
         "step": COUNT, "block": COUNT, "forwards?": COUNT, "names": [str], "committed": [(COUNT, COUNT, str)],

@@ -43,7 +43,7 @@ def replay(trace: Trace, policy: str | Policy) -> Trace:
         signals = board.signals(line, taken)
         decision, state = made.decide(signals, state)
         if decision.open is not None:
-            board.opened = max(1, int(decision.open))
+            board.until = line["block"] + int(decision.open)
         steps.append({**line, "committed": board.write(line, resolve_commits(signals, decision)[0].tolist())})
     about = {"policy": f"{made.label} on the signals of {trace.start['policy']}"}
     return Trace({**trace.start, **about}, tuple(steps), trace.end)
@@ -60,7 +60,7 @@ def _check(trace: Trace, policy: Policy) -> None:
     missing = sorted(needs.names - known) + [name for name in ("credit", "samples", "branches") if getattr(needs, name)]
     if missing:
         raise TacgError(f"`{policy.label}` reads `{missing[0]}`, which the trace does not hold.")
-    if needs.committed and not trace.start.get("revises"):
+    if needs.committed and not trace.start.get("rescans"):
         raise TacgError(
             f"`{policy.label}` looks at committed tokens again; `{trace.start['policy']}` did not, so the trace does "
             "not hold their signals. Record with a policy that revises."
@@ -73,7 +73,7 @@ class _Board:
 
     written  what the positions hold that are not masked, given ones too; `own` are those that the policy decided
     seen     positions whose trajectory goes on
-    opened   how many blocks are open from the recording's on
+    until    blocks before this one are open, and the recording's own
     """
 
     start: Line
@@ -81,7 +81,7 @@ class _Board:
     written: dict[int, int] = field(default_factory=dict)
     own: set[int] = field(default_factory=set)
     seen: set[int] = field(default_factory=set)
-    opened: int = 1
+    until: int = 0
 
     def __post_init__(self) -> None:
         self.written |= dict(self.start.get("given") or ())
@@ -106,6 +106,7 @@ class _Board:
         first = spread([each[0] not in self.seen for each in shown], nowhere.clone())
         self.seen = {each[0] for each in shown}
         masked, ahead = ~nowhere, self.grid - line["block"]
+        opened = 1 if self.needs.scope == "block" else max(1, self.until - line["block"])
         masked[0, list(self.written)] = False
         written = torch.full_like(self.grid, self.mask)
         for place, token in self.written.items():
@@ -114,12 +115,14 @@ class _Board:
             name: spread([each[2 + offset] for each in shown], torch.zeros_like(self.grid, dtype=torch.float32))
             for offset, name in enumerate(["confidence", *line["names"]])
         }
+        eligible = observed & masked & (ahead >= 0) & (ahead < opened)
         return Signals(
-            observed, observed & masked & (ahead >= 0) & (ahead < (1 if self.needs.scope == "block" else self.opened)),
-            first, spread([each[1] for each in shown], torch.full_like(self.grid, -1)), boards["confidence"],
+            observed, eligible, first, spread([each[1] for each in shown], torch.full_like(self.grid, -1)),
+            boards["confidence"],
             torch.tensor([taken]), torch.tensor([self.start["blocks"][line["block"]][2]]),
             MappingProxyType({name: board for name, board in boards.items() if name in MEASURED}), masked=masked,
             written=written, grid=self.grid, current=torch.tensor([line["block"]]),
+            active=None if self.needs.scope == "block" else eligible & (ahead == 0), opened=torch.tensor([opened]),
             length=torch.tensor([self.start["gen_length"]]),
         )  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from tacg.canvas import Canvas
 from tacg.engine.events import Finished, Started, Step
 from tacg.engine.request import Request, resolve
 from tacg.policies.probe import Probe
@@ -23,23 +24,28 @@ if TYPE_CHECKING:
 
 
 class Lines:
-    """Makes the lines of a trace out of the events of one row. Decode with `probe`: it measures every signal."""
+    """Makes the lines of a trace out of the events of one row. Decode with `probe`: it measures every signal.
 
-    def __init__(self, llm: LLM, prompt: str, policy: Policy, decode: Decode) -> None:
+    prompt  what is shown as such; None: what comes before the canvas
+    """
+
+    def __init__(self, llm: LLM, prompt: str | None, policy: Policy, decode: Decode) -> None:
         self.probe = Probe(base=policy)
         self._llm, self._prompt, self._decode = llm, prompt, decode
         self._told: set[int] = set()  # tokens whose text has been given
 
     def start(self, event: Started) -> Line:
         """The first line."""
-        spec, decode, needs = self._llm.model.spec, self._decode, self.probe.needs
+        spec, needs = self._llm.model.spec, self.probe.needs
+        decode = self._decode.turn(gen_length=event.gen_length)  # a canvas has its own
+        prompt = self._llm.tokenizer.decode(event.prompt) if self._prompt is None else self._prompt
         assert needs.contrast is not None
         given = [[at, token] for at, token in enumerate(event.canvas) if token != spec.mask_id]
         return {
-            "kind": "start", "model": spec.name, "policy": self.probe.label, "prompt": self._prompt,
+            "kind": "start", "model": spec.name, "policy": self.probe.label, "prompt": prompt,
             "tacg": __version__, "gen_length": decode.gen_length, "contrast": [needs.contrast.w, needs.contrast.beta],
             "settings": decode.values(), "blocks": Request(event.prompt, self.probe, decode, event.canvas).blocks(spec),
-            "mask": spec.mask_id, "given": given, "revises": needs.committed,
+            "mask": spec.mask_id, "given": given, "rescans": needs.committed,
             "pieces": self._pieces(token for _, token in given),
         }  # fmt: skip
 
@@ -63,12 +69,12 @@ class Lines:
 
 
 def record(
-    llm: LLM, prompt: str | list[dict[str, str]], policy: str | Policy, path: Path, *,
+    llm: LLM, prompt: str | list[dict[str, str]] | Canvas, policy: str | Policy, path: Path, *,
     settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Event]:  # fmt: skip
     """Decode a prompt and write the trace on the way; the events pass through. Every signal is measured."""
     made, decode = resolve(policy, dict(settings or {}))
-    lines = Lines(llm, prompt if isinstance(prompt, str) else prompt[-1]["content"], made, decode)
+    lines = Lines(llm, _shown(prompt), made, decode)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
 
@@ -84,6 +90,12 @@ def record(
             elif isinstance(event, Finished):
                 write(lines.end(event.output))
             yield event
+
+
+def _shown(prompt: str | list[dict[str, str]] | Canvas) -> str | None:
+    if isinstance(prompt, Canvas):
+        return prompt.prompt
+    return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 
 def _step(event: Step, pieces: dict[str, str]) -> Line:
