@@ -373,7 +373,7 @@ def test_the_player_scrubs_through_changes_of_mind(browser: Any, llm: tacg.LLM, 
         back = next(commit for step in steps for commit in step.committed if commit.reason == "remask")
         page.locator("#scrub").fill(str(back.step))
         page.locator(".canvas .token").nth(back.position).focus()
-        assert f"remask, step {back.step}: taken back" in page.locator("#card").inner_text()
+        assert f"remask, step {back.step}: taken back, masked again" in page.locator("#card").inner_text()
         told = page.evaluate("document.activeElement.getAttribute('aria-label')")
         assert f"masked again in step {back.step}" in told
         picture(page, tmp_path, "revising-whole")

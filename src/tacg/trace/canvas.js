@@ -9,7 +9,7 @@ const MEANINGS = {
   finish: "written with all the rest, to finish",
   branch: "of the branch that went on",
   edit: "replaced another token",
-  remask: "taken back: masked again",
+  remask: "taken back, masked again",
   recorded: "as recorded",
 };
 const USUAL = ["base", "extra", "fallback"];
