@@ -34,7 +34,7 @@ FLOORS = (
     "cli",
 )
 COUPLES = ({"gate", "lazy"}, {"models", "cache"})  # neighbours that know each other
-BORROWED = {("trace", "serve")}  # the player carries the live page's canvas
+
 APART = {"property", "parity", "device", "fuzz", "engines", "recipes"}  # tests of more than one room, or of none
 
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms.split()}
@@ -72,7 +72,7 @@ def uses(tree: ast.AST) -> Iterator[str]:
 
 
 def allowed(room: str, other: str) -> bool:
-    if room == other or {room, other} in COUPLES or (room, other) in BORROWED:
+    if room == other or {room, other} in COUPLES:
         return True
     return FLOOR[other] < FLOOR[room]
 

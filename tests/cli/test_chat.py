@@ -100,7 +100,7 @@ def test_what_is_said_early_is_never_taken_back(llm: tacg.LLM) -> None:
     said = ""
     for event in llm.stream("Hello", "tacg", gen_length=48, block_length=16):
         if isinstance(event, tacg.Step):
-            text = settled(llm, event.canvas)
+            text = settled(llm, event)
             assert text.startswith(said)
             said = text
         elif isinstance(event, tacg.Finished):

@@ -15,6 +15,7 @@ from tacg.errors import TacgError
 from tacg.integrations.transformers import DraftStreamer, Generated, tacg_generate
 from tacg.models.tiny import write_checkpoint
 from tests.parity.test_llada import oracle
+from tests.revising import Reviser
 
 PROMPTS = ["Once upon a time", "Hi", "2 + 3"]
 
@@ -140,7 +141,8 @@ def test_published_layout(twins: tuple[tacg.LLM, Any], tmp_path: Path, monkeypat
     assert "\033[2m" in said.getvalue(), "drafts were shown"
 
 
-def test_drafts_end_as_the_answer(twins: tuple[tacg.LLM, Any]) -> None:
+@pytest.mark.parametrize("policy", ["tacg", Reviser(edits=True)])
+def test_drafts_end_as_the_answer(twins: tuple[tacg.LLM, Any], policy: Any) -> None:
     ours, theirs = twins
     ids = torch.tensor([ours.encode("Hello", chat=False)])
     shown: list[tuple[list[int], list[bool]]] = []
@@ -156,8 +158,9 @@ def test_drafts_end_as_the_answer(twins: tuple[tacg.LLM, Any]) -> None:
             shown.append(([], []))
 
     out = theirs.generate(
-        ids, custom_generate=tacg_generate, max_new_tokens=12, drafts=Notes(), settings={"early_stop": False}
-    )
+        ids, custom_generate=tacg_generate, max_new_tokens=12, drafts=Notes(), policy=policy,
+        settings={"early_stop": False},
+    )  # fmt: skip
     answer = out[0, ids.shape[1] :].tolist()
     assert shown[-1] == ([], [])
     assert shown[-2][0] == shown[-3][0] == answer

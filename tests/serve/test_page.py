@@ -20,15 +20,19 @@ import pytest
 import torch
 
 import tacg
-from tacg.engine.events import Step
+from tacg.canvas import Canvas
+from tacg.engine.events import Started, Step
+from tacg.serve.app import page_files
 from tacg.serve.guard import Access
+from tacg.trace import player, read_trace, record
 from tacg.types import Output
 from tests.cli.test_cli import ROOT
+from tests.revising import Reviser
 from tests.serve.conftest import Running, running, wait_until
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-FILES = {"index.html", "page.css", "page.js", "canvas.css", "canvas.js", "icon.svg"}
-PAGE = ROOT / "src/tacg/serve/page"
+PAGE, TRACE = ROOT / "src/tacg/serve/page", ROOT / "src/tacg/trace"
+FILES = {*(PAGE / name for name in ("index.html", "page.css", "page.js", "icon.svg")), *player.SHARED}
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 PATIENCE = 120  # seconds
 Example = dict[str, Any]
@@ -39,14 +43,15 @@ def test_the_wheel_holds_the_page(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, timeout=120)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as packed:
-        assert {f"tacg/serve/page/{name}" for name in FILES} | {"tacg/trace/player.html"} <= set(packed.namelist())
+        names = {str(file.relative_to(ROOT / "src")) for file in (*FILES, TRACE / "player.html")}
+        assert names <= set(packed.namelist())
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
-    assert {path.name for path in PAGE.iterdir()} == FILES
-    for name in FILES - {"icon.svg"}:
-        text = (PAGE / name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
-        assert not re.search(r"https?://|//cdn|@import|eval\(|new Function|innerHTML", text), name
+    assert set(page_files().values()) == FILES
+    for file in FILES:
+        text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?://|//cdn|@import|eval\(|new Function|innerHTML", text), file
     page = (PAGE / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"<style|<script(?![^>]* src=)|\son\w+=|\sstyle=", page), "a strict CSP allows nothing inline"
 
@@ -334,6 +339,60 @@ def test_a_saved_replay_opens_as_a_file(
         page.locator(".canvas .token").nth(8).hover()
         assert page.locator("#card .curve").count() == 3
         picture(page, tmp_path, "replay")
+
+
+CANVAS = "Mia has 12 apples. ⟨20⟩ So Mia has ⟨6⟩ apples now.⟨10⟩"
+
+
+def test_the_player_scrubs_through_changes_of_mind(browser: Any, llm: tacg.LLM, tmp_path: Path) -> None:
+    """Back and forth, every step shows the canvas as it was: given, committed, masked again, edited."""
+    policy, mask = Reviser(remasks=2, edits=True), llm.model.spec.mask_id
+    events = list(record(llm, Canvas.parse(CANVAS), policy, tmp_path / "t.jsonl", settings={"block_length": 64}))
+    started, steps = events[0], [event for event in events if isinstance(event, Step)]
+    assert isinstance(started, Started)
+    given = {place for place, token in enumerate(started.canvas) if token != mask}
+    file = player.write_player(tmp_path / "player.html", [read_trace(tmp_path / "t.jsonl")])
+    with Visit(browser, file.as_uri(), offline=True) as page:
+        for number in [*range(len(steps) + 1), *range(len(steps) - 1, -1, -1)]:
+            page.locator("#scrub").fill(str(number))
+            canvas = steps[number - 1].canvas if number else started.canvas
+            last = {commit.position: commit for step in steps[:number] for commit in step.committed}
+            shown = page.locator(".canvas .token").evaluate_all("all => all.map(each => each.className.split(' '))")
+            for place, (token, kinds) in enumerate(zip(canvas, shown, strict=True)):
+                reason = last[place].reason if place in last else ""
+                assert ("given" in kinds) == (place in given)
+                assert bool({"mask", "draft"} & set(kinds)) == (token == mask)
+                assert ("remask" in kinds) == (reason == "remask")
+                assert (reason in kinds) == (reason != "")
+                assert ("new" in kinds) == (place in last and last[place].step == number)
+            written = sum(token != mask for token in canvas) - len(given)
+            assert page.locator(".numbers .committed dd").inner_text() == f"{written} of {len(canvas) - len(given)}"
+        legend = page.locator("#legend").inner_text()
+        assert all(word in legend for word in ("remask", "edit", "given"))
+        assert "branch" not in legend, "what does not happen is not explained"
+        back = next(commit for step in steps for commit in step.committed if commit.reason == "remask")
+        page.locator("#scrub").fill(str(back.step))
+        page.locator(".canvas .token").nth(back.position).focus()
+        assert f"remask, step {back.step}: taken back, masked again" in page.locator("#card").inner_text()
+        told = page.evaluate("document.activeElement.getAttribute('aria-label')")
+        assert f"masked again in step {back.step}" in told
+        picture(page, tmp_path, "revising-whole")
+
+
+def test_the_live_page_shows_what_is_taken_back(
+    browser: Any, server: Running, pocket: tacg.LLM, examples: dict[str, Example], tmp_path: Path
+) -> None:
+    expected = alone(pocket, examples["math"], "saber")
+    back = [commit for commit in expected.commits if commit.reason == "remask"]
+    with Visit(browser, server.url) as page:
+        assert "remask" not in page.locator("#legend").inner_text()
+        page.locator("#policy-0").select_option("saber")
+        generate(page, "math")
+        assert answer(page) == expected.text
+        assert "remask" in page.locator("#legend").inner_text()
+        page.locator("#scrub").fill(str(back[0].step))
+        assert page.locator(".canvas .token.remask.new").count() == sum(each.step == back[0].step for each in back)
+        picture(page, tmp_path, "saber")
 
 
 def test_phone(browser: Any, server: Running, pocket: tacg.LLM, examples: dict[str, Example], tmp_path: Path) -> None:

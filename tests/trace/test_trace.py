@@ -6,23 +6,27 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import tacg
+from tacg.canvas import Canvas
 from tacg.engine.events import Finished
 from tacg.errors import TacgError
 from tacg.models.tiny import write_checkpoint
-from tacg.trace import Trace, read_trace, record, replay
+from tacg.trace import Trace, read_trace, record, replay, trace_of
 from tacg.trace.player import write_player
 from tests.cli.test_cli import TACG
+from tests.revising import Reviser
 
 SETTINGS = {"gen_length": 24, "block_length": 12, "early_stop": False}
+REVISER = Reviser(remasks=2, edits=True)
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
-def recorded(llm: tacg.LLM, policy: str, path: Path, **more: object) -> tuple[Trace, tacg.Output]:
+def recorded(llm: tacg.LLM, policy: str | tacg.Policy, path: Path, **more: object) -> tuple[Trace, tacg.Output]:
     output = next(
         event.output
         for event in record(llm, "Hello <script>", policy, path, settings=SETTINGS | more)
@@ -31,9 +35,11 @@ def recorded(llm: tacg.LLM, policy: str, path: Path, **more: object) -> tuple[Tr
     return read_trace(path), output
 
 
-@pytest.mark.parametrize("policy", ["confidence", "tacg", "tacg+klass"])
+@pytest.mark.parametrize("policy", ["confidence", "tacg", "tacg+klass", REVISER])
 @pytest.mark.parametrize("observe", ["block", "sequence"])
-def test_recording_changes_nothing_and_misses_nothing(llm: tacg.LLM, tmp_path: Path, policy: str, observe: str) -> None:
+def test_recording_changes_nothing_and_misses_nothing(
+    llm: tacg.LLM, tmp_path: Path, policy: str | tacg.Policy, observe: str
+) -> None:
     trace, output = recorded(llm, policy, tmp_path / "t.jsonl", observe=observe)
     plain = llm.generate("Hello <script>", policy, **SETTINGS, observe=observe)
     assert (output.tokens, output.commits, output.forwards) == (plain.tokens, plain.commits, plain.forwards)
@@ -41,14 +47,17 @@ def test_recording_changes_nothing_and_misses_nothing(llm: tacg.LLM, tmp_path: P
     assert committed == [(c.position, c.token, c.step, c.reason) for c in output.commits]
     assert trace.end is not None
     assert trace.end["text"] == output.text
+    assert trace.steps[-1]["forwards"] == output.forwards
+    pieces = trace.document()["pieces"]
+    assert {str(token) for token in output.tokens} <= pieces.keys()
     for name in ("streak", "support", "margin", "entropy", "kl"):
         assert all(name in step["names"] for step in trace.steps)
 
 
-@pytest.mark.parametrize("policy", ["confidence", "klass", "tacg", "tacg+klass"])
+@pytest.mark.parametrize("policy", ["confidence", "klass", "tacg", "tacg+klass", "saber", "prophet", REVISER])
 @pytest.mark.parametrize("observe", ["block", "sequence"])
 def test_a_policy_replayed_on_its_own_trace_decides_the_same(
-    llm: tacg.LLM, tmp_path: Path, policy: str, observe: str
+    llm: tacg.LLM, tmp_path: Path, policy: str | tacg.Policy, observe: str
 ) -> None:
     trace, _ = recorded(llm, policy, tmp_path / "t.jsonl", observe=observe)
     again = replay(trace, policy)
@@ -74,6 +83,55 @@ def test_replay_says_when_it_cannot(llm: tacg.LLM, tmp_path: Path) -> None:
         replay(trace, other)
     with pytest.raises(TacgError, match="noise"):
         replay(trace, tacg.get_policy("schedule").turn(rank_by="random"))
+    with pytest.raises(TacgError, match="looks at committed tokens again"):
+        replay(trace, REVISER)
+
+
+def test_replay_follows_what_the_recording_takes_back(llm: tacg.LLM, tmp_path: Path) -> None:
+    """A policy that never revises, on a recording that does: what it has not decided itself comes and goes."""
+    trace, output = recorded(llm, Reviser(remasks=2), tmp_path / "t.jsonl")
+    never, always = (tacg.get_policy("confidence").turn(threshold=bar) for bar in (1.0, 0.0))
+    taken_back = [place for step in trace.steps for place, _, reason in step["committed"] if reason == "remask"]
+    assert taken_back
+    for ours, theirs in zip(replay(trace, never).steps, trace.steps, strict=True):
+        expected = [[p, t, reason if reason == "remask" else "recorded"] for p, t, reason in theirs["committed"]]
+        assert ours["committed"] == expected
+    committed = [each for step in replay(trace, always).steps for each in step["committed"]]
+    assert {reason for _, _, reason in committed} == {"base"}, "what it has decided itself stays"
+    assert sorted(place for place, *_ in committed) == list(range(len(output.tokens)))
+
+
+def test_given_tokens_are_no_commits(llm: tacg.LLM, tmp_path: Path) -> None:
+    canvas = Canvas.parse("Once ⟨9⟩ and then ⟨7⟩ again")
+    *_, finished = record(llm, canvas, REVISER, tmp_path / "t.jsonl", settings=SETTINGS)
+    assert isinstance(finished, Finished)
+    trace, length = read_trace(tmp_path / "t.jsonl"), len(finished.output.tokens)
+    given, pieces = dict(trace.start["given"]), trace.document()["pieces"]
+    assert trace.start["prompt"] == "Once "
+    assert trace.start["gen_length"] == length == len(given) + 16
+    assert "".join(pieces[str(token)] for token in given.values()) == " and then  again"
+    assert sum(steps for _, _, steps in trace.start["blocks"]) == 16, "steps are shared out by masks"
+    for each in (trace, replay(trace, "confidence")):
+        written = {place for step in each.steps for place, *_ in step["committed"]}
+        assert written == set(range(length)) - given.keys()
+    with pytest.raises(TacgError, match=f"given tokens must lie within the {length} positions"):
+        trace_of([{**trace.start, "given": [[length, 5]]}])
+
+
+def test_a_trace_of_the_first_edition_opens(llm: tacg.LLM, tmp_path: Path) -> None:
+    trace, _ = recorded(llm, "confidence", tmp_path / "t.jsonl")
+    start = {name: value for name, value in trace.start.items() if name not in ("mask", "given", "rescans", "pieces")}
+    steps = [{name: value for name, value in step.items() if name != "forwards"} for step in trace.steps]
+    old = trace_of(json.loads(json.dumps([start, *steps, trace.end])))
+    before, now = ([step["committed"] for step in replay(each, "tacg").steps] for each in (old, trace))
+    assert before == now
+    assert old.document()["pieces"] == trace.document()["pieces"]
+
+
+def test_reading_a_trace_takes_no_torch() -> None:
+    """A server makes players in a process of its own, which should begin at once."""
+    code = "import sys, tacg.serve.replay; from tacg.trace import read_trace; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
 def test_a_trace_that_was_cut_off_can_be_read(llm: tacg.LLM, tmp_path: Path) -> None:

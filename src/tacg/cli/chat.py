@@ -25,7 +25,7 @@ from tacg.errors import TacgError, unknown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tacg.engine.events import Event
+    from tacg.engine.events import Event, Step
     from tacg.llm import LLM
     from tacg.text import Message
     from tacg.types import Output
@@ -130,7 +130,7 @@ class Conversation:
 
         for event in self._events():
             if isinstance(event, Step):
-                self.certain = settled(self.llm, event.canvas)
+                self.certain = settled(self.llm, event)
                 if not self.watching:
                     self._say(self.certain)
             elif isinstance(event, Finished):
@@ -255,11 +255,9 @@ class Conversation:
         self.over = True
 
 
-def settled(llm: LLM, canvas: Sequence[int]) -> str:
-    """The text to the left of the first mask: nothing of it can change any more."""
-    masks = [place for place, token in enumerate(canvas) if token == llm.model.spec.mask_id]
-    text = llm.text(canvas[: masks[0]] if masks else canvas)
-    return text.rstrip("\ufffd")  # half a character: the other half is still masked
+def settled(llm: LLM, step: Step) -> str:
+    """The text after a step as far as nothing of it will change any more."""
+    return llm.text(step.canvas[: step.settled]).rstrip("\ufffd")  # half a character: the other half is to come
 
 
 def markdown(messages: Sequence[Message]) -> str:

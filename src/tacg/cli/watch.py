@@ -10,16 +10,26 @@ from rich.live import Live
 from rich.panel import Panel
 from rich.text import Text
 
-from tacg.engine.events import Finished, Step
+from tacg.engine.events import Finished, Started, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from tacg.engine.events import Event
     from tacg.llm import LLM
     from tacg.types import Commit, Output
 
-COLOURS = {"base": "green", "extra": "bold magenta", "fallback": "yellow"}
+# Reason -> colour and meaning. What a token is re-masked from is gone: the mark is on the draft or dot in its place.
+REASONS = {
+    "base": ("green", "base"),
+    "extra": ("bold magenta", "promoted by the trajectory"),
+    "fallback": ("yellow", "fallback"),
+    "finish": ("cyan", "written at once to finish"),
+    "branch": ("blue", "of the branch that went on"),
+    "edit": ("bold bright_blue", "replaced another token"),
+    "remask": ("red underline", "masked again"),
+}
+USUAL = ("base", "extra", "fallback")
 
 
 class CanvasView:
@@ -28,37 +38,51 @@ class CanvasView:
     def __init__(self, llm: LLM, title: str) -> None:
         self.llm = llm
         self.title = title
-        self.commits: dict[int, Commit] = {}
+        self.commits: dict[int, Commit] = {}  # the last of each position
+        self.given: frozenset[int] = frozenset()  # positions that were never masked
+        self.seen = dict.fromkeys(USUAL)
+
+    def begin(self, event: Started) -> None:
+        """Look at the canvas before the first step."""
+        self.given = frozenset(at for at, token in enumerate(event.canvas) if token != self.llm.model.spec.mask_id)
 
     def draw(self, event: Step) -> Group:
         """The picture after a step."""
         self.commits |= {commit.position: commit for commit in event.committed}
+        self.seen |= dict.fromkeys(commit.reason for commit in event.committed)
         drafts = {each.position: each.token for each in event.proposals}
         text = Text()
         for position, token in enumerate(event.canvas):
-            if commit := self.commits.get(position):
-                newest = " reverse" if commit.step == event.step else ""
-                text.append(self._spell(token), style=COLOURS[commit.reason] + newest)
-            elif position in drafts:
-                text.append(self._spell(drafts[position]), style="dim italic")
-            else:
-                text.append("·", style="dim")
-        count = f"step {event.step} · block {event.block + 1} · {len(self.commits)}/{len(event.canvas)} committed"
-        return Group(Panel(text, title=self.title, subtitle=count, width=100), legend())
+            text.append(*self._cell(event.step, position, token, drafts.get(position)))
+        written = sum(commit.reason != "remask" for commit in self.commits.values())
+        holes = len(event.canvas) - len(self.given)
+        count = f"step {event.step} · block {event.block + 1} · {written}/{holes} committed"
+        return Group(
+            Panel(text, title=self.title, subtitle=count, width=100), legend(self.seen, given=bool(self.given))
+        )
+
+    def _cell(self, step: int, position: int, token: int, draft: int | None) -> tuple[str, str]:
+        """What a position shows, and in which style."""
+        if position in self.given:
+            return self._spell(token), "none"
+        commit = self.commits.get(position)
+        style = REASONS[commit.reason][0] + " reverse" * (commit.step == step) if commit else ""
+        if commit and commit.reason != "remask":
+            return self._spell(token), style
+        return ("·", f"dim {style}") if draft is None else (self._spell(draft), f"dim italic {style}")
 
     def _spell(self, token: int) -> str:
         return "∎" if token in self.llm.model.spec.eos_ids else self.llm.tokenizer.decode([token]) or " "
 
 
-def legend() -> Text:
+def legend(reasons: Iterable[str] = USUAL, *, given: bool = False) -> Text:
     """What the colours mean."""
     text = Text("  ")
-    for reason, meaning in (
-        ("base", "base"),
-        ("extra", "promoted by the trajectory"),
-        ("fallback", "fallback"),
-    ):
-        text.append(f"■ {meaning}   ", style=COLOURS[reason])
+    for reason in reasons:
+        colour, meaning = REASONS[reason]
+        text.append(f"■ {meaning}   ", style=colour)
+    if given:
+        text.append("given   ")
     return text.append("draft", style="dim italic").append("   · mask   ∎ end", style="dim")
 
 
@@ -76,7 +100,9 @@ def watched(llm: LLM, events: Iterator[Event], policy: str, delay: float) -> Ite
     view = CanvasView(llm, f"{llm.model.spec.name} · {policy}")
     with Live(console=console, auto_refresh=False) as live:
         for event in events:
-            if isinstance(event, Step):
+            if isinstance(event, Started):
+                view.begin(event)
+            elif isinstance(event, Step):
                 live.update(view.draw(event), refresh=True)
                 if console.is_terminal:
                     time.sleep(delay)

@@ -76,7 +76,10 @@ class Boards(NamedTuple):
 
 
 def in_view(boards: Boards, needs: Needs, *, whole: bool) -> tuple[Tensor, Tensor]:
-    """Which positions are observed and which are eligible, bool [S, L] each. `whole`: every mask is observed."""
+    """Which positions are observed and which are eligible, bool [S, L] each.
+
+    whole  every mask is observed; committed positions only in open blocks, and if a policy asks for them
+    """
     if needs.scope == "block":
         here = boards.grid == boards.block[:, None]
     else:
@@ -84,7 +87,8 @@ def in_view(boards: Boards, needs: Needs, *, whole: bool) -> tuple[Tensor, Tenso
         here = (ahead >= 0) & (ahead < boards.open[:, None])
     eligible = boards.masked & here
     if whole or needs.scope == "answer":
-        return (boards.holes if needs.committed else boards.masked), eligible
+        # A block that is over is settled: nothing there is looked at again, so that nothing there can be revised.
+        return (boards.masked | (boards.holes & here) if needs.committed else boards.masked), eligible
     return (boards.holes & here if needs.committed else eligible), eligible
 
 

@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A row joined the batch."""
+    """A row joined the batch.
+
+    canvas  the answer as it begins: ids that are given, and the mask id wherever something is to be written
+    """
 
     row: int
     prompt: tuple[int, ...]
     gen_length: int
+    canvas: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +41,11 @@ class Proposal:
 class Step:
     """One denoising step of a row.
 
-    canvas     generated ids so far; positions still masked hold the mask id
-    committed  what this step wrote, lowest position first
+    canvas     the ids of the answer so far; positions still masked hold the mask id
+    committed  what this step wrote, lowest position first; also what it masked again (`Commit`)
     proposals  every position observed in this step (committed ones too), as it was before the commit
     settled    so many positions from the left will not change any more
+    forwards   how often the model has been called for this row so far
     """
 
     row: int
@@ -50,6 +55,7 @@ class Step:
     committed: tuple[Commit, ...]
     proposals: tuple[Proposal, ...]
     settled: int = 0
+    forwards: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,7 @@ def step_events(rows: Sequence[Row], result: StepResult, told: Mapping[int, bool
         Step(
             row.number, row.steps, result.blocks[row.slot], tuple(row.answer),
             tuple(result.written.get(row.slot, ())), proposals.get(row.slot, ()), row.settled,
+            row.forwards,
         )
         for row in chosen
     ]  # fmt: skip

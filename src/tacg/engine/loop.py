@@ -156,7 +156,7 @@ class Engine:
             self._waiting.popleft()
             batch.join(row)
             self._at_work = None
-            events.append(Started(row.number, row.request.prompt, len(row.answer)))
+            events.append(Started(row.number, row.request.prompt, len(row.answer), tuple(row.answer)))
             room -= 1
 
     def _drop_cancelled(self) -> list[Event]:

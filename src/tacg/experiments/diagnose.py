@@ -1,9 +1,9 @@
 """The paper's Fig. 1: does a signal tell right proposals from wrong ones *beyond* what confidence tells?
 
-Every proposal of every step is a sample. It matches if it is the token that the reference answer has there, or the one
-that the decode ended with (then the proposals that are committed in that very step are left out: they match by
-definition). Signals of change (support, log ratio, KL) have no meaning at a position's first observation, which is left
-out for them. Proposals of one problem are not independent, so intervals resample whole problems.
+Every proposal for a mask in every step is a sample. It matches if it is the token that the reference answer has there,
+or the one that the decode ended with (then the proposals that are committed in that very step are left out: they match
+by definition). Signals of change (support, log ratio, KL) have no meaning at a position's first observation, which is
+left out for them. Proposals of one problem are not independent, so intervals resample whole problems.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tacg.engine.events import Finished, Step
+from tacg.engine.events import Finished, Started, Step
 from tacg.engine.request import resolve
 from tacg.errors import TacgError
 from tacg.experiments.evaluate import settings_of
@@ -45,16 +45,19 @@ LEVELS = 200  # of confidence, within which signals are compared
 
 
 def collect(llm: LLM, task: Task, policy: str, sample: Sample, tick: Tick | None = None) -> Array:
-    """Every proposal: float64 [proposals, FIELDS]. End-of-text padding is left out: it would drown the rest."""
+    """Every proposal for a mask: float64 [proposals, FIELDS]. Not for end-of-text padding: it would drown the rest."""
     problems = list(task.problems(sample.split, sample.n, sample.seed))
     settings, probe = settings_of(task, policy, {}), Probe(base=get_policy(policy))
-    length, ends = settings["gen_length"], llm.model.spec.eos_ids
+    length, ends, mask_id = settings["gen_length"], llm.model.spec.eos_ids, llm.model.spec.mask_id
     expected = [llm.tokenizer.encode(problem.answer) for problem in problems]
     seen: dict[int, list[tuple[float, ...]]] = {}
+    canvas: dict[int, tuple[int, ...]] = {}  # of each row, before the step
     found: list[tuple[float, ...]] = []
     prompts = [problem.asked for problem in problems]
     for event in llm.stream(prompts, probe, batch_size=sample.batch_size, **settings):
-        if isinstance(event, Step):
+        if isinstance(event, Started):
+            canvas[event.row] = event.canvas
+        elif isinstance(event, Step):
             mine = seen.setdefault(event.row, [])
             known, written = {place for place, *_ in mine}, {commit.position for commit in event.committed}
             mine.extend(
@@ -63,7 +66,9 @@ def collect(llm: LLM, task: Task, policy: str, sample: Sample, tick: Tick | None
                     *(each.signals[name] for name in SIGNALS),
                 )
                 for each in event.proposals
+                if canvas[event.row][each.position] == mask_id  # what a policy thinks of its own tokens is no sample
             )  # fmt: skip
+            canvas[event.row] = event.canvas
         elif isinstance(event, Finished):
             if event.output.error:
                 raise TacgError(f"{task.name}, problem {problems[event.row].id}: {event.output.error}")

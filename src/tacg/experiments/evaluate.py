@@ -32,6 +32,7 @@ PATHS = (
     "data",
     "shots_data",
 )  # knobs of tasks that name files: what counts is what is in them, and that is in the problems
+GAIN = {"edit": 0, "remask": -1}  # committed positions that a commit adds, where that is not one
 
 
 class Decoder(Protocol):
@@ -131,7 +132,7 @@ def graded(task: Task, problem: Problem, output: Output) -> Item:
     grade = task.grade(problem, output.text)
     pace = [0] * output.steps
     for commit in output.commits:
-        pace[commit.step - 1] += 1
+        pace[commit.step - 1] += GAIN.get(commit.reason, 1)
     return Item(
         problem.id, grade.correct, grade.score, output.steps, output.forwards, len(output.tokens), output.text,
         tuple(pace), grade.strict,

@@ -127,11 +127,14 @@ class DraftStreamer:
         self._lines = 0
 
     def put_draft(self, value: Tensor, committed: Tensor | None = None, **_: Any) -> None:
-        """One line for another: ids int64 [1, L] or [L], and which of them are final."""
+        """One line for another: ids int64 [1, L] or [L], and which of them are committed.
+
+        Only `put` is final: a policy that revises may still change what it has committed.
+        """
         ids = value.view(-1).tolist()
         sure = [True] * len(ids) if committed is None else committed.view(-1).tolist()
         words = [self.tokenizer.decode([token]) for token in ids]
-        text = "".join(word if final else f"\033[2m{word}\033[0m" for word, final in zip(words, sure, strict=True))
+        text = "".join(word if plain else f"\033[2m{word}\033[0m" for word, plain in zip(words, sure, strict=True))
         self._clear()
         columns = shutil.get_terminal_size().columns
         self._lines = sum(max(1, -(-len(line) // columns)) for line in "".join(words).split("\n"))

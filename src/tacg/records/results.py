@@ -33,7 +33,11 @@ ROW = {
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One problem, decoded and graded. `pace` counts the commits of each step; `strict`: see `Grade`."""
+    """One problem, decoded and graded.
+
+    pace    by how many positions each step got ahead: what it committed, less what it masked again
+    strict  see `Grade`
+    """
 
     id: str
     correct: bool

@@ -31,7 +31,8 @@ from tacg.serve.refusal import Refusal, bad
 from tacg.serve.replay import Replayer
 from tacg.serve.rows import GoneError, Rows, unless_gone
 from tacg.serve.transcript import Piece
-from tacg.trace.record import Lines
+from tacg.trace.player import SHARED
+from tacg.trace.recorder import Lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -284,6 +285,7 @@ class EventStream(Response):
 def page_files() -> dict[str, Path]:
     """The files of the page by the path that they are found under; index.html is the root."""
     found = {f"/{file.relative_to(PAGE).as_posix()}": file for file in PAGE.rglob("*") if file.is_file()}
+    found |= {f"/{file.name}": file for file in SHARED}
     return ({"/": found["/index.html"]} if "/index.html" in found else {}) | found
 
 

@@ -219,7 +219,7 @@ class Batcher:
             if job.trace:
                 yield event
                 return
-            piece = job.transcript.add(event.committed)
+            piece = job.transcript.add(event)
             job.text += piece.text
             if job.transcript.stopped:
                 engine.cancel(event.row)
@@ -238,7 +238,7 @@ class Batcher:
         if output.error:
             yield refusal.failed(output.error)
             return
-        piece = job.transcript.close(output.commits)
+        piece = job.transcript.close(output)
         job.text += piece.text
         if piece.text or piece.tokens:
             yield piece

@@ -62,7 +62,7 @@ class Job:
         """Nothing of it has been decoded; or nothing of that counts any more. What was shown does."""
         if not self.shown:
             self.steps, self.text = 0, ""
-            self.transcript = Transcript(llm, self.request.decode.gen_length, self.stop, tokens=self.logprobs)
+            self.transcript = Transcript(llm, self.stop, tokens=self.logprobs)
 
     def hear(self, told: Told) -> None:
         """Tell whoever waits, as long as somebody does."""

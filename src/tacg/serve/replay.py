@@ -15,8 +15,8 @@ from typing import Any
 from tacg.errors import TacgError
 from tacg.serve.body import Body, parse_json
 from tacg.serve.refusal import Refusal, bad
+from tacg.trace.format import trace_of
 from tacg.trace.player import player_page
-from tacg.trace.record import trace_of
 
 SMALL = 1 << 17  # bytes that are read here: it takes some ms, a process a second or two
 REFUSED = 3  # the exit code of a process that found a mistake of the client's

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
+    from tacg.engine.events import Step
     from tacg.llm import LLM
-    from tacg.types import Commit
+    from tacg.types import Output
 
 BROKEN = "\ufffd"  # what a tokenizer writes for a character whose bytes are not all there yet
+CERTAIN = 1.0  # the confidence of a token that was given
 
 
 class Piece(NamedTuple):
@@ -23,40 +25,37 @@ class Piece(NamedTuple):
 class Transcript:
     """One answer.
 
-    Text is given out once everything to its left is committed, its bytes make whole characters, and it cannot be the
-    beginning of a stop string. So the pieces, one after another, are the final text, and nothing is ever taken back.
-    A stop string ends the text where it begins; the one that is complete first counts.
+    Text is given out once it is settled (`Step.settled`: no policy will write to it or to its left any more), its bytes
+    make whole characters, and it cannot be the beginning of a stop string. So the pieces, one after another, are the
+    final text, and nothing is ever taken back. A stop string ends the text where it begins; the one that is complete
+    first counts.
     """
 
-    def __init__(self, llm: LLM, length: int, stop: Sequence[str] = (), *, tokens: bool = False) -> None:
+    def __init__(self, llm: LLM, stop: Sequence[str] = (), *, tokens: bool = False) -> None:
         self._llm, self._stop, self._with_tokens = llm, tuple(stop), tokens
-        self._canvas: list[tuple[int, float] | None] = [None] * length
-        self._settled = 0  # positions to the left of the first mask
+        self._sure: dict[int, float] = {}  # position -> confidence of what was written there last
+        self._settled = 0  # positions
         self._given = 0  # characters
         self._told = 0  # tokens
         self.stopped = False
 
-    def add(self, commits: Iterable[Commit]) -> Piece:
-        """Take in commits; what they settle. Once `stopped`, there is no more to come."""
-        before = self._settled
-        self._write(commits)
-        return self._give(final=False) if self._settled > before else Piece("", ())
+    def add(self, step: Step) -> Piece:
+        """What a step settles. Once `stopped`, there is no more to come."""
+        self._sure |= {commit.position: commit.confidence for commit in step.committed}
+        if step.settled <= self._settled:
+            return Piece("", ())
+        self._settled = step.settled
+        return self._give(step.canvas[: step.settled], final=False)
 
-    def close(self, commits: Iterable[Commit]) -> Piece:
-        """The rest, when the row is done; `commits` are all of its commits."""
-        self._write(commits)
-        return self._give(final=True)
+    def close(self, output: Output) -> Piece:
+        """The rest, when the row is done."""
+        self._sure |= {commit.position: commit.confidence for commit in output.commits}
+        return self._give(output.tokens, final=True)
 
-    def _write(self, commits: Iterable[Commit]) -> None:
-        for commit in commits:
-            self._canvas[commit.position] = (commit.token, commit.confidence)
-        while self._settled < len(self._canvas) and self._canvas[self._settled] is not None:
-            self._settled += 1
-
-    def _give(self, *, final: bool) -> Piece:
+    def _give(self, ids: Sequence[int], *, final: bool) -> Piece:
         if self.stopped:
             return Piece("", ())
-        words = self._words()
+        words = self._words(ids)
         text = self._llm.tokenizer.decode([token for token, _ in words])
         if not final:
             text = text.rstrip(BROKEN)
@@ -69,14 +68,10 @@ class Transcript:
         self._given = max(self._given, end)
         return Piece(piece, self._completed(words, final=final and not self.stopped) if self._with_tokens else ())
 
-    def _words(self) -> list[tuple[int, float]]:
-        """What is settled, up to the first EOS."""
-        words: list[tuple[int, float]] = []
-        for each in self._canvas[: self._settled]:
-            if each is None or each[0] in self._llm.model.spec.eos_ids:
-                break
-            words.append(each)
-        return words
+    def _words(self, ids: Sequence[int]) -> list[tuple[int, float]]:
+        """What is settled, up to the first EOS, with its confidence."""
+        ends = [place for place, token in enumerate(ids) if token in self._llm.model.spec.eos_ids]
+        return [(token, self._sure.get(place, CERTAIN)) for place, token in enumerate(ids[: ends[0]] if ends else ids)]
 
     def _cut(self, text: str) -> int | None:
         """Where the first complete stop string begins: of those that end first, the longest."""

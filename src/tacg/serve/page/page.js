@@ -1,6 +1,6 @@
 // The live page: asks the server for decodes and puts them on the stage while they come.
 "use strict";
-import {Decode, Stage, legend, make, steps} from "./canvas.js";
+import {Decode, Stage, make, steps} from "./canvas.js";
 
 // Knobs that are shown first; the others are a click away.
 const MAIN = new Set(["threshold", "k_extra", "m_base", "m_extra", "w", "beta", "kl_threshold", "history", "rank_by", "pace", "gen_length", "block_length", "temperature", "seed"]);
@@ -358,9 +358,8 @@ function unlock() {
   open();
 }
 
-page.stage = new Stage(find("show"));
+page.stage = new Stage(find("show"), find("legend"));
 page.stage.onshow = () => { find("verdict").hidden = !page.stage.over || page.stage.now < page.stage.ready; };  // not before the finish
-find("legend").append(legend());
 find("settings").open = !matchMedia("(max-width: 56rem)").matches;
 find("ask").onsubmit = event => { event.preventDefault(); if (!page.running) generate(); };
 find("prompt").onkeydown = event => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) find("ask").requestSubmit(); };

@@ -1,13 +1,18 @@
 // A decode as it looked after every step, and the stage on which it is shown.
-// The live page loads this file as a module; the trace player carries a copy inside (tacg/trace/player.py).
+// The live page loads this file as a module; the trace player carries a copy inside (player.py).
 "use strict";
 
 const MEANINGS = {
   base: "accepted by the policy",
   extra: "promoted by the trajectory",
   fallback: "nothing was ready: the readiest",
+  finish: "written with all the rest, to finish",
+  branch: "of the branch that went on",
+  edit: "replaced another token",
+  remask: "taken back, masked again",
   recorded: "as recorded",
 };
+const USUAL = ["base", "extra", "fallback"];
 const SPEEDS = {slow: 700, normal: 250, fast: 80, "as it comes": 0};
 const CURVES = ["confidence", "support", "streak"];
 
@@ -27,7 +32,7 @@ const steps = count => `${count} step${count === 1 ? "" : "s"}`;
 // One trace. It may grow line by line while it is shown; `over` is true once nothing more will come.
 class Decode {
   constructor(name = "") {
-    Object.assign(this, {name, start: null, end: null, over: false, last: 0, lines: [], pieces: {}, tally: [], commits: [], history: []});
+    Object.assign(this, {name, start: null, end: null, over: false, last: 0, lines: [], pieces: {}, tally: [], forwards: [], given: new Map(), writes: [], history: []});
   }
 
   static of(document) {  // a whole trace, as `Trace.document` writes it
@@ -49,7 +54,9 @@ class Decode {
   begin(line) {
     this.start = line;
     this.name = line.policy;
-    this.commits = Array.from({length: line.gen_length}, () => []);
+    this.given = new Map(line.given ?? []);
+    Object.assign(this.pieces, line.pieces);
+    this.writes = Array.from({length: line.gen_length}, () => []);
     this.history = Array.from({length: line.gen_length}, () => new Map());
   }
 
@@ -63,18 +70,22 @@ class Decode {
     const tally = {};
     for (const [position, token, reason] of line.committed) {
       const confidence = this.history[position].get(this.last)?.confidence ?? 1;
-      this.commits[position].push({token, reason, confidence, when: this.last});
+      this.writes[position].push({token, reason, confidence, when: this.last});
       tally[reason] = (tally[reason] ?? 0) + 1;
     }
     this.tally.push(tally);
+    this.forwards.push(line.forwards ?? this.last);
   }
 
-  // What a position shows after a step: {token, confidence, reason, when} if committed, without reason while a draft, or null.
+  // What a position shows after a step. `kind` is given, draft, mask, or the reason for which it is committed; then
+  // `reason` and `when` say so. A draft or mask that was committed before has `remasked`, the step that took it back.
   at(position, step) {
-    const commit = this.commits[position].findLast(each => each.when <= step);
-    if (commit) return commit;
+    if (this.given.has(position)) return {kind: "given", token: this.given.get(position), confidence: 1};
+    const write = this.writes[position].findLast(each => each.when <= step);
+    if (write && write.reason !== "remask") return {...write, kind: write.reason};
     const dropped = this.end && step >= this.last;  // drafts beyond the end were never written
-    return dropped ? null : this.history[position].get(step) ?? null;
+    const idea = dropped ? undefined : this.history[position].get(step);
+    return {...idea, kind: idea ? "draft" : "mask", remasked: write?.when};
   }
 
   spell(token) {
@@ -84,8 +95,8 @@ class Decode {
   // Forwards and tokens per forward as they stood after a step; once it is over, as the engine counted them.
   counts(step) {
     const done = this.end !== null && step >= this.last;
-    const committed = this.commits.filter(each => each.length && each[0].when <= step).length;
-    const forwards = done ? this.end.forwards : Math.min(step, this.last);
+    const committed = this.writes.filter((_, position) => this.at(position, step).reason).length;
+    const forwards = done ? this.end.forwards : this.forwards[Math.min(step, this.last) - 1] ?? 0;
     const tokens = done ? this.end.tokens.length : committed;
     return {step: Math.min(step, this.last), forwards, committed, tpf: forwards ? tokens / forwards : 0, done};
   }
@@ -111,7 +122,7 @@ class Panel {
     this.canvas = make("div", "canvas");
     this.canvas.setAttribute("role", "listbox");
     this.answer = make("p", "unseen");
-    this.bars = shape("svg", {class: "bars", preserveAspectRatio: "none", role: "img", "aria-label": "commits of each step"});
+    this.bars = shape("svg", {class: "bars", preserveAspectRatio: "none", role: "img", "aria-label": "what each step wrote"});
     this.box.append(head, numbers, this.canvas, this.answer, this.bars);
     this.listen();
   }
@@ -121,7 +132,7 @@ class Panel {
     if (this.spans.length || !this.decode.start) return;
     this.title.textContent = this.decode.name;
     this.canvas.setAttribute("aria-label", `canvas of ${this.decode.name}; up and down go from token to token`);
-    this.spans = this.decode.commits.map((_, position) => {
+    this.spans = this.decode.writes.map((_, position) => {
       const span = make("span", "token mask", "·");
       span.dataset.position = position;
       span.tabIndex = position ? -1 : 0;
@@ -166,7 +177,7 @@ class Panel {
     this.numbers.step.textContent = counts.step;
     this.numbers.forwards.textContent = counts.forwards;
     this.numbers.tpf.textContent = counts.tpf.toFixed(2);
-    this.numbers.committed.textContent = `${counts.committed} of ${this.spans.length}`;
+    this.numbers.committed.textContent = `${counts.committed} of ${this.spans.length - decode.given.size}`;
     const stopped = decode.over && !decode.end && step >= decode.last;
     this.state.textContent = counts.done ? `done in ${steps(decode.last)}` : stopped ? "stopped" : "";
     this.answer.textContent = counts.done ? `Answer: ${decode.end.text}` : "";
@@ -174,15 +185,14 @@ class Panel {
   }
 
   paint(span, position, cell, step) {
-    const fresh = cell?.reason && cell.when === step;
-    const key = cell ? `${cell.token} ${cell.reason} ${fresh} ${cell.confidence}` : "";
+    const fresh = [cell.when, cell.remasked].includes(step) && (cell.reason || cell.remasked);
+    const key = `${cell.kind} ${cell.token} ${cell.remasked} ${fresh} ${cell.confidence}`;
     if (this.shown[position] === key) return;
     this.shown[position] = key;
-    const text = cell ? this.decode.spell(cell.token) : "·";
+    const text = cell.kind === "mask" ? "·" : this.decode.spell(cell.token);
     span.textContent = text === "" ? "∅" : text;
-    const kind = !cell ? "mask" : cell.reason ?? "draft";
-    span.className = ["token", kind, fresh && "new", text === "∎" && "end", text.includes("\n") && "line"].filter(Boolean).join(" ");
-    span.style.setProperty("--sure", shade(cell?.confidence ?? 0));
+    span.className = ["token", cell.kind, cell.remasked && "remask", fresh && "new", text === "∎" && "end", text.includes("\n") && "line"].filter(Boolean).join(" ");
+    span.style.setProperty("--sure", shade(cell.confidence ?? 0));
   }
 
   // A bar a step, stacked by reason; steps that are still to come at this point of the clock are pale.
@@ -205,9 +215,12 @@ class Panel {
   // A token in words, for those who hear the page.
   describe(position, step) {
     const cell = this.decode.at(position, step);
-    if (!cell) return `position ${position + 1}, masked`;
-    const state = cell.reason ? `committed in step ${cell.when}, ${MEANINGS[cell.reason]}` : "a draft";
-    return `position ${position + 1}, ${quoted(this.decode.spell(cell.token))}, ${state}, confidence ${short(cell.confidence)}`;
+    const again = cell.remasked ? `, masked again in step ${cell.remasked}` : "";
+    if (cell.kind === "mask") return `position ${position + 1}, masked${again}`;
+    const word = `position ${position + 1}, ${quoted(this.decode.spell(cell.token))}`;
+    if (cell.kind === "given") return `${word}, given`;
+    const state = cell.reason ? `committed in step ${cell.when}, ${MEANINGS[cell.reason] ?? cell.reason}` : `a draft${again}`;
+    return `${word}, ${state}, confidence ${short(cell.confidence)}`;
   }
 }
 
@@ -247,19 +260,20 @@ class Card {
     }
     if (!past.length) return;
     const {panel: {decode}, position} = this.at, now = this.clock();
-    const cell = decode.at(position, now), commit = decode.commits[position].at(-1);
+    const cell = decode.at(position, now), writes = decode.writes[position].filter(each => each.when <= now);
     const reached = past.findLast(each => each.step <= now) ?? past[0];
     const head = make("div", "head");
-    head.append(make("strong", "", quoted(decode.spell((cell ?? reached).token))), make("span", "", `position ${position + 1}`));
-    const state = cell?.reason ? `${cell.reason}, step ${cell.when}: ${MEANINGS[cell.reason]}` : "still masked";
-    this.box.replaceChildren(head, make("p", `verdict ${cell?.reason ?? "draft"}`, state), this.chart(past, now, commit, reached), this.sayings(decode, past));
+    head.append(make("strong", "", quoted(decode.spell(cell.token ?? reached.token))), make("span", "", `position ${position + 1}`));
+    const last = writes.at(-1);
+    const state = last ? `${last.reason}, step ${last.when}: ${MEANINGS[last.reason] ?? ""}` : "still masked";
+    this.box.replaceChildren(head, make("p", `verdict ${last?.reason ?? "draft"}`, state), this.chart(past, now, writes, reached), this.sayings(decode, past));
     this.place();
   }
 
-  chart(past, now, commit, reached) {
+  chart(past, now, writes, reached) {
     const chart = make("div", "chart");
     for (const name of CURVES.filter(name => past.some(each => each[name] !== undefined)))
-      chart.append(make("span", "name", name), curve(past, name, now, commit), make("span", "value", short(reached[name])));
+      chart.append(make("span", "name", name), curve(past, name, now, writes), make("span", "value", short(reached[name])));
     const [first, last] = [past[0].step, past.at(-1).step];
     chart.append(make("span", "axis", first === last ? `step ${first}` : `steps ${first} to ${last}`));
     return chart;
@@ -284,7 +298,7 @@ class Card {
   }
 }
 
-function curve(past, name, now, commit) {
+function curve(past, name, now, writes) {
   const [first, last] = [past[0].step, past.at(-1).step], values = past.map(each => each[name] ?? 0);
   const low = Math.min(0, ...values), high = Math.max(name === "support" ? 0.01 : 1, ...values);
   const x = step => last > first ? 2 + 96 * (step - first) / (last - first) : 50;
@@ -292,7 +306,7 @@ function curve(past, name, now, commit) {
   const points = which => past.filter(which).map(each => `${x(each.step)},${y(each[name] ?? 0)}`).join(" ");
   const box = shape("svg", {class: `curve ${name}`, viewBox: "0 0 100 26", preserveAspectRatio: "none", "aria-hidden": true});
   box.append(shape("line", {class: "floor", x1: 0, x2: 100, y1: y(0), y2: y(0)}));
-  if (commit && commit.when <= now) box.append(shape("line", {class: "commit", x1: x(commit.when), x2: x(commit.when), y1: 0, y2: 26}));
+  for (const {when, reason} of writes) box.append(shape("line", {class: `write ${reason}`, x1: x(when), x2: x(when), y1: 0, y2: 26}));
   box.append(shape("polyline", {class: "future", points: points(() => true)}));
   box.append(shape("polyline", {points: points(each => each.step <= now)}));
   const here = past.findLast(each => each.step <= now) ?? past[0];
@@ -303,12 +317,13 @@ function curve(past, name, now, commit) {
 
 // Decodes side by side on one clock: a step of one is shown with the same step of the others.
 class Stage {
-  constructor(root) {
-    Object.assign(this, {root, panels: [], now: 0, timer: null});
+  constructor(root, legend) {
+    Object.assign(this, {root, legend, explained: null, panels: [], now: 0, timer: null});
     this.card = new Card(() => this.now);
     this.box = make("div", "panels");
     root.append(this.controls(), this.box);
     document.addEventListener("keydown", event => this.key(event));
+    this.explain();
   }
 
   controls() {
@@ -372,8 +387,19 @@ class Stage {
     this.where.textContent = `step ${this.now} / ${ready}${this.over ? "" : " …"}`;
     const width = Math.max(12, ready);
     for (const panel of this.panels) panel.show(this.now, width);
+    this.explain();
     if (this.card.at) this.card.draw();
     this.onshow?.();
+  }
+
+  // A legend of all that may be seen here.
+  explain() {
+    const seen = this.decodes.flatMap(decode => decode.tally).flatMap(Object.keys);
+    const reasons = Object.keys(MEANINGS).filter(reason => USUAL.includes(reason) || seen.includes(reason));
+    if (this.decodes.some(decode => decode.given.size)) reasons.push("given");
+    if (this.explained === reasons.join()) return;
+    this.explained = reasons.join();
+    this.legend.replaceChildren(legend(reasons));
   }
 
   go(step) {
@@ -411,7 +437,7 @@ class Stage {
 }
 
 // What colours, lines and shades mean.
-function legend(reasons = ["base", "extra", "fallback"]) {
+function legend(reasons) {
   const list = make("ul", "legend");
   const item = (sample, text) => {
     const line = make("li");
@@ -419,9 +445,9 @@ function legend(reasons = ["base", "extra", "fallback"]) {
     list.append(line);
   };
   for (const reason of reasons) {
-    const sample = make("span", `token ${reason}`, reason);
+    const sample = make("span", `token ${reason === "remask" ? "draft remask" : reason}`, reason);
     sample.style.setProperty("--sure", shade(0.9));
-    item(sample, MEANINGS[reason]);
+    item(sample, MEANINGS[reason] ?? "there from the start");
   }
   const scale = make("span", "scale");
   for (const confidence of [0.5, 0.7, 0.8, 0.9, 1]) {
@@ -436,4 +462,4 @@ function legend(reasons = ["base", "extra", "fallback"]) {
   return list;
 }
 
-export {Decode, Stage, legend, make, steps};
+export {Decode, Stage, make, steps};

@@ -1,0 +1,104 @@
+"""A decode on disk: one JSON line for the start, one for each step, one for the end. A cut-off trace can still be read.
+
+start  {"kind": "start", "model", "policy", "prompt", "gen_length", "contrast": [w, beta], "settings", "tacg",
+        "blocks": [[start, stop, steps]…], "mask", "given": [[position, token]…], "rescans",
+        "pieces": {token: text}}
+step   {"kind": "step", "step", "block", "forwards", "names": [signals…], "committed": [[position, token, reason]…],
+        "proposals": [[position, token, confidence, signals…]…], "pieces": {token: text}}   (pieces: new ones only)
+end    {"kind": "end", "text", "tokens", "steps", "forwards", "finish_reason"}
+
+A position is written each time it is "committed": with another token (edit), or with the mask's id (remask).
+mask     its id
+given    tokens of the canvas that were there from the start
+rescans  whether committed positions were observed, too
+The first edition had none of these, no pieces at the start and no forwards in a step: it filled masks, once each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tacg.errors import TacgError
+from tacg.files import parse_json, read_text
+from tacg.shapes import COUNT, Number, misfit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+Line = dict[str, Any]
+REAL = Number()
+SHAPES: dict[str, Any] = {
+    "start": {
+        "model": str, "policy": str, "prompt": str, "gen_length": Number(1, 1 << 20, whole=True),
+        "contrast": (REAL, REAL), "blocks": [(COUNT, COUNT, COUNT)], "mask?": COUNT, "given?": [(COUNT, COUNT)],
+        "rescans?": bool, "pieces?": dict,
+    },
+    "step": {
+        "step": COUNT, "block": COUNT, "forwards?": COUNT, "names": [str], "committed": [(COUNT, COUNT, str)],
+        "proposals": [list], "pieces": dict,
+    },
+    "end": {"text": str, "tokens": list, "steps": COUNT, "forwards": COUNT, "finish_reason": str},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A recorded decode. `end` is None if it was cut off."""
+
+    start: Line
+    steps: tuple[Line, ...]
+    end: Line | None
+
+    def document(self) -> Line:
+        """Everything as one JSON document, the texts of tokens gathered."""
+        pieces: dict[str, str] = dict(self.start.get("pieces") or {})
+        for step in self.steps:
+            pieces |= step["pieces"]
+        return {"start": self.start, "steps": self.steps, "end": self.end, "pieces": pieces}
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a trace back."""
+    hint = 'make one with `tacg trace "a prompt"`'
+    *texts, rest = read_text(path, "trace", hint).split("\n")
+    lines = [parse_json(text, f"{path}, line {number}", hint) for number, text in enumerate(texts, start=1)]
+    with contextlib.suppress(TacgError):
+        lines += [parse_json(rest, str(path))] if rest else []  # or it was cut off in the middle of the line
+    try:
+        return trace_of(lines)
+    except TacgError as error:
+        raise TacgError(f"{path} is not a trace: {error} {hint[0].upper()}{hint[1:]}.") from None
+
+
+def trace_of(lines: Sequence[Any]) -> Trace:
+    """The trace that lines make. Only as much is checked as its readers rely on."""
+    if not lines or not all(isinstance(line, dict) for line in lines) or lines[0].get("kind") != "start":
+        raise TacgError('A trace must begin with a line of the kind "start".')
+    for number, line in enumerate(lines, start=1):
+        if wrong := misfit(line, SHAPES.get(str(line.get("kind")), {})) or _outside(line, lines[0]):
+            raise TacgError(f"Line {number} of the trace: {wrong}.")
+    steps = tuple(line for line in lines if line.get("kind") == "step")
+    return Trace(lines[0], steps, lines[-1] if lines[-1].get("kind") == "end" else None)
+
+
+def _outside(line: Line, start: Line) -> str:
+    """Which place a line names that the canvas does not have, in words."""
+    length, blocks = start["gen_length"], start["blocks"]
+    if line.get("kind") == "start":
+        wrong = [each for each in blocks if not each[0] < each[1] <= length]
+        wrong += [each for each in line.get("given") or () if each[0] >= length]
+        return f"blocks and given tokens must lie within the {length} positions, got {wrong[0]}" if wrong else ""
+    if line.get("kind") != "step":
+        return ""
+    places = [each[0] if each else -1 for each in (*line["committed"], *line["proposals"])]
+    if line["block"] >= len(blocks) or not all(COUNT.takes(place) and place < length for place in places):
+        return f"blocks and positions must be those of a canvas of {length} positions in {len(blocks)} blocks"
+    width = 3 + len(line["names"])
+    if not all(
+        len(each) == width and COUNT.takes(each[1]) and all(map(REAL.takes, each)) for each in line["proposals"]
+    ):
+        return f"a proposal must be position, token, confidence and {width - 3} signals, all of them numbers"
+    return ""
