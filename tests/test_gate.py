@@ -46,9 +46,9 @@ def test_variants_of_the_released_code() -> None:
         return commit_step(logits, ALL, base, GateState(), config).extra[0].nonzero().squeeze(1).tolist()
 
     assert promoted(young) == [0, 1, 2], "the paper: what the History Gate holds back may still be promoted"
-    assert promoted(young.turn(rejoin=False)) == [1, 2]
-    assert promoted(young.turn(k_ratio=0.25)) == [0], "a quarter of one base proposal, rounded up"
-    assert promoted(young.turn(k_ratio=2.0)) == [0, 1]
+    assert promoted(young.replace(rejoin=False)) == [1, 2]
+    assert promoted(young.replace(k_ratio=0.25)) == [0], "a quarter of one base proposal, rounded up"
+    assert promoted(young.replace(k_ratio=2.0)) == [0, 1]
 
 
 def test_what_support_cannot_decide_is_not_measured() -> None:
@@ -73,8 +73,8 @@ def test_sudden_peaks_can_be_distrusted() -> None:
     before, after = sure([0.4, 0.85, 0.4, 0.4]), sure([0.86, 0.85, 0.4, 0.4])
 
     def promoted(**knobs: object) -> list[int]:
-        state, config = GateState(), GateConfig(m_extra=2, k_extra=1, support_lambda=0.5).turn(**knobs)
-        commit_step(before, ALL, NONE, state, config.turn(k_extra=0))
+        state, config = GateState(), GateConfig(m_extra=2, k_extra=1, support_lambda=0.5).replace(**knobs)
+        commit_step(before, ALL, NONE, state, config.replace(k_extra=0))
         return commit_step(after, ALL, NONE, state, config).extra[0].nonzero().squeeze(1).tolist()
 
     assert promoted() == [0]

@@ -127,7 +127,7 @@ class Knobs:
             found |= group.values()
         return found
 
-    def turn(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> Self:
         """Return a copy with these knobs changed; unknown names raise with the nearest match."""
         known = self.knobs()
         for name in changes:
@@ -138,7 +138,7 @@ class Knobs:
         for field_name, group in self.groups().items():
             theirs = {n: v for n, v in changes.items() if n not in mine and n in group.knobs()}
             if theirs:
-                new[field_name] = group.turn(**theirs)
+                new[field_name] = group.replace(**theirs)
         return dataclasses.replace(self, **new)
 
     def structure(self) -> Hashable:

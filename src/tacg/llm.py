@@ -183,7 +183,7 @@ class LLM:
             raise TacgError(f"`seed` must be one number or one per prompt, {len(prompts)}; got {len(seeds)}.")
         made, decode = resolve(policy, {name: value for name, value in settings.items() if name != "seed"})
         requests = [
-            self.request(prompt, made, decode.turn(seed=seed), chat)
+            self.request(prompt, made, decode.replace(seed=seed), chat)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
         for event in Engine(self.model, batch_size).stream(requests, detail=detail):
@@ -200,7 +200,7 @@ class LLM:
         ids = prompt.ids(self.tokenizer.encode, mask)
         before = [] if prompt.prompt is None else self.encode(prompt.prompt, chat)
         start = 0 if before else ids.index(mask)
-        decode = decode.turn(gen_length=len(ids) - start, early_stop=False)  # what is given behind a hole must stay
+        decode = decode.replace(gen_length=len(ids) - start, early_stop=False)  # what is given behind a hole must stay
         return Request((*before, *ids[:start]), policy, decode, tuple(ids[start:]))
 
     def _with_text(self, output: Output, prompt: Prompt, request: Request) -> Output:

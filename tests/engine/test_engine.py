@@ -26,7 +26,7 @@ def sixteen(llm: tacg.LLM) -> list[Request]:
     for number in range(16):
         policy = get_policy(KINDS[number % 6])
         if "threshold" in policy.knobs():
-            policy = policy.turn(threshold=0.5 + 0.02 * number)
+            policy = policy.replace(threshold=0.5 + 0.02 * number)
         decode = Decode(
             gen_length=9 + 5 * number,
             block_length=(4, 16, 7, 32, 100)[number % 5],
@@ -160,7 +160,7 @@ def test_seeds_belong_to_rows() -> None:
     model = ReactiveDenoiser(2, scale=1.0)
     policy = get_policy("schedule", rank_by="random")
     decode = Decode(gen_length=12, temperature=1.0, early_stop=False)
-    requests = [Request((3,), policy, decode.turn(seed=seed)) for seed in (1, 2, 1)]
+    requests = [Request((3,), policy, decode.replace(seed=seed)) for seed in (1, 2, 1)]
     first, second, again = Engine(model).generate(requests)
     assert first == again
     assert first.tokens != second.tokens

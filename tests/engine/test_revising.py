@@ -57,7 +57,7 @@ def test_what_is_settled_stays(llm: tacg.LLM, policy: Reviser, observe: str) -> 
 
 @pytest.mark.parametrize("stop", [[], ["e"]], ids=["to the end", "stop"])
 def test_the_server_takes_nothing_back(llm: tacg.LLM, monkeypatch: pytest.MonkeyPatch, stop: list[str]) -> None:
-    monkeypatch.setitem(tacg.policies.base._registered, "reviser", Reviser)
+    monkeypatch.setitem(tacg.policies.registry._registered, "reviser", Reviser)
     for knobs in ({"remasks": 2}, {"edits": True}):
         extra = {"policy": "reviser", **knobs, "block_length": 12, "early_stop": False}
         alone = llm.generate("Hello", "reviser", chat=False, **SETTINGS | knobs).text
@@ -85,7 +85,7 @@ def test_pace_is_what_a_step_gains(llm: tacg.LLM) -> None:
 
 def test_diagnosis_looks_at_masks_only(llm: tacg.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """A policy that looks at its own tokens again makes no samples of them."""
-    monkeypatch.setitem(tacg.policies.base._registered, "reviser", Reviser)
+    monkeypatch.setitem(tacg.policies.registry._registered, "reviser", Reviser)
     task = get_task("pocket-math")
     found = collect(llm, task, "reviser", Sample(split="test", n=1, seed=0, batch_size=1))
     (problem,) = task.problems("test", 1, 0)

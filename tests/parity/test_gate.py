@@ -329,7 +329,7 @@ def test_thresholds_count_as_reached(
     extra: bool,
 ) -> None:
     """All comparisons are >=: a fair coin has c = 0.5 and margin 0 in every dtype, so this is testable."""
-    config = GateConfig(tau_floor=0.5, tau_escape=2.0, m_base=2, m_extra=2, k_extra=1).turn(**changes)
+    config = GateConfig(tau_floor=0.5, tau_escape=2.0, m_base=2, m_extra=2, k_extra=1).replace(**changes)
     logits = torch.zeros(1, 1, 2, dtype=dtype)
     mask = torch.tensor([[True]])
     for ready in (torch.tensor([[True]]), torch.tensor([[False]])):

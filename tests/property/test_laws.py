@@ -76,7 +76,7 @@ def policies_of(names: list[str]) -> st.SearchStrategy[tacg.Policy]:
     return st.sampled_from(names).flatmap(
         lambda name: st.fixed_dictionaries(
             {knob: values_of(each) for knob, each in get_policy(name).knobs().items()}
-        ).map(lambda values: get_policy(name).turn(**values))
+        ).map(lambda values: get_policy(name).replace(**values))
     )
 
 
@@ -103,8 +103,8 @@ def test_law_1_what_is_written_is_the_argmax_of_the_base_posterior(seed: int, co
 
 @given(seeds, policies_of(BASES), decodes, gates)
 def test_law_2_nothing_on_nothing_changed(seed: int, plain: tacg.Policy, decode: Decode, config: GateConfig) -> None:
-    off = config.turn(k_extra=0, m_base=1)
-    gated = get_policy(f"tacg+{plain.name}").turn(**plain.values(), **off.values())
+    off = config.replace(k_extra=0, m_base=1)
+    gated = get_policy(f"tacg+{plain.name}").replace(**plain.values(), **off.values())
     model = ReactiveDenoiser(seed)
     alone, wrapped = (Engine(model).generate([Request((3, 5), policy, decode)])[0] for policy in (plain, gated))
     assert wrapped.commits == alone.commits
@@ -193,7 +193,7 @@ def test_law_8_every_row_ends_within_its_budget(
     blocks = len(decode.blocks())
     budget = None if steps is None else max(steps, blocks)
     model = ReactiveDenoiser(seed)
-    output = Engine(model).generate([Request((4,), policy, decode.turn(steps=budget))])[0]
+    output = Engine(model).generate([Request((4,), policy, decode.replace(steps=budget))])[0]
     assert output.steps <= (budget or decode.gen_length)
     per_step: dict[int, list[str]] = {}
     for commit in output.commits:
@@ -299,23 +299,23 @@ def _behaviour(policy: tacg.Policy, settings: dict[str, Any]) -> list[Any]:
 def test_law_9_no_dead_knobs_in_policies(name: str) -> None:
     policy = get_policy(name)
     if "threshold" in policy.knobs():
-        policy = policy.turn(threshold=0.5)
+        policy = policy.replace(threshold=0.5)
     if "kl_threshold" in policy.knobs():
-        policy = policy.turn(kl_threshold=0.5)
+        policy = policy.replace(kl_threshold=0.5)
     if "tau_floor" in policy.knobs():
-        policy = policy.turn(threshold=0.9, tau_floor=0.2, tau_escape=0.9)
+        policy = policy.replace(threshold=0.9, tau_floor=0.2, tau_escape=0.9)
     if "k_extra" in policy.knobs():
-        policy = policy.turn(k_extra=1)
+        policy = policy.replace(k_extra=1)
     if "kl_extra" in policy.knobs():
-        policy = policy.turn(kl_extra=9.0, threshold=0.6, support_lambda=0.5, m=2)
+        policy = policy.replace(kl_extra=9.0, threshold=0.6, support_lambda=0.5, m=2)
     dead = []
     for each in policy.knobs().values():
         context = CONTEXT.get(each.name, {})
         decode = {key: value for key, value in context.items() if key in Decode().knobs()}
-        here = policy.turn(**{key: value for key, value in context.items() if key in policy.knobs()})
+        here = policy.replace(**{key: value for key, value in context.items() if key in policy.knobs()})
         before = _behaviour(here, decode)
         others = _alternatives(each, here.values()[each.name])
-        if not any(_behaviour(here.turn(**{each.name: other}), decode) != before for other in others):
+        if not any(_behaviour(here.replace(**{each.name: other}), decode) != before for other in others):
             dead.append(each.name)
     assert not dead
 
@@ -396,7 +396,7 @@ def test_law_15_one_block_open_is_a_decode_by_blocks(seed: int, decode: Decode, 
 def test_a_canvas_keeps_what_is_given(seed: int, policy: tacg.Policy, decode: Decode, data: st.DataObject) -> None:
     """Holes anywhere, each filled once or left masked after an end of text; nothing else is written."""
     canvas = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=24).filter(lambda ids: MASK in ids))
-    request = Request((4,), policy, decode.turn(gen_length=len(canvas), early_stop=False), tuple(canvas))
+    request = Request((4,), policy, decode.replace(gen_length=len(canvas), early_stop=False), tuple(canvas))
     output = Engine(ReactiveDenoiser(seed)).generate([request])[0]
     holes = {place for place, token in enumerate(canvas) if token == MASK}
     assert {commit.position for commit in output.commits} == holes

@@ -71,18 +71,18 @@ def test_replay_knows_the_grid_of_a_block_causal_model(tmp_path: Path) -> None:
     llm = tacg.load(write_checkpoint(tmp_path / "model", family="llada2", seed=2, liveliness=4.0))
     trace, _ = recorded(llm, "confidence", tmp_path / "t.jsonl", gen_length=64, block_length=32, threshold=0.6)
     assert len(trace.start["blocks"]) == 3
-    again = replay(trace, tacg.get_policy("confidence").turn(threshold=0.6))
+    again = replay(trace, tacg.get_policy("confidence").replace(threshold=0.6))
     for ours, theirs in zip(again.steps, trace.steps, strict=True):
         assert sorted(place for place, *_ in ours["committed"]) == sorted(place for place, *_ in theirs["committed"])
 
 
 def test_replay_says_when_it_cannot(llm: tacg.LLM, tmp_path: Path) -> None:
     trace, _ = recorded(llm, "confidence", tmp_path / "t.jsonl")
-    other = tacg.get_policy("tacg").turn(beta=0.5)
+    other = tacg.get_policy("tacg").replace(beta=0.5)
     with pytest.raises(TacgError, match=r"beta=0\.5"):
         replay(trace, other)
     with pytest.raises(TacgError, match="noise"):
-        replay(trace, tacg.get_policy("schedule").turn(rank_by="random"))
+        replay(trace, tacg.get_policy("schedule").replace(rank_by="random"))
     with pytest.raises(TacgError, match="looks at committed tokens again"):
         replay(trace, REVISER)
 
@@ -90,7 +90,7 @@ def test_replay_says_when_it_cannot(llm: tacg.LLM, tmp_path: Path) -> None:
 def test_replay_follows_what_the_recording_takes_back(llm: tacg.LLM, tmp_path: Path) -> None:
     """A policy that never revises, on a recording that does: what it has not decided itself comes and goes."""
     trace, output = recorded(llm, Reviser(remasks=2), tmp_path / "t.jsonl")
-    never, always = (tacg.get_policy("confidence").turn(threshold=bar) for bar in (1.0, 0.0))
+    never, always = (tacg.get_policy("confidence").replace(threshold=bar) for bar in (1.0, 0.0))
     taken_back = [place for step in trace.steps for place, _, reason in step["committed"] if reason == "remask"]
     assert taken_back
     for ours, theirs in zip(replay(trace, never).steps, trace.steps, strict=True):

@@ -133,7 +133,9 @@ def cases(*, quick: bool = False) -> Iterator[tuple[Denoiser, Case]]:
     for spelling, knobs in POLICIES[1:3] if quick else POLICIES:
         policy, decode = resolve(spelling, {**task.decode, **knobs})
         for batch in (2,) if quick else BATCHES:
-            requests = tuple(Request(prompt, policy, decode.turn(seed=i)) for i, prompt in enumerate(prompts[:batch]))
+            requests = tuple(
+                Request(prompt, policy, decode.replace(seed=i)) for i, prompt in enumerate(prompts[:batch])
+            )
             about = ", ".join(f"{name} {value}" for name, value in knobs.items())
             yield pocket.model, Case("pocket", spelling, requests, about)
     yield pocket.model, Case("pocket", "tacg", _unlike(prompts[: 4 if quick else None], task.decode), "all unlike")
@@ -152,7 +154,7 @@ def _unlike(prompts: Sequence[tuple[int, ...]], settings: Mapping[str, Any]) -> 
     for i, prompt in enumerate(prompts):
         policy, decode = resolve("tacg", {**settings, "threshold": THRESHOLDS[i % len(THRESHOLDS)]})
         longer = prompt[:1] * (longest + i - len(prompt)) + prompt
-        made.append(Request(longer, policy, decode.turn(gen_length=48 + i, early_stop=False)))
+        made.append(Request(longer, policy, decode.replace(gen_length=48 + i, early_stop=False)))
     return tuple(made)
 
 

@@ -131,7 +131,7 @@ def _decodes(model: str, quick: bool) -> Iterator[ResultRow]:
 
     llm, task = load_model(model), get_task("pocket-math")
     prompts = [tuple(llm.encode(problem.prompt)) for problem in task.problems("dev", 4 if quick else 64)]
-    settings = Decode().turn(**task.decode, early_stop=False)
+    settings = Decode().replace(**task.decode, early_stop=False)
     yield from decode.measure(llm.model, prompts, model, (2,) if quick else decode.BATCHES, settings)
     yield decode.against_plain(llm.model, prompts[0], model, settings)
     for batch in (2,) if quick else decode.LIMITS:

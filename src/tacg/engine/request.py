@@ -133,7 +133,7 @@ def resolve(policy: str | Policy, settings: dict[str, Any]) -> tuple[Policy, Dec
     """
     made, decode = get_policy(policy), Decode()
     if isinstance(policy, str) and ":" in policy:
-        decode = decode.turn(**find_preset(*policy.split(":", 1))["decode"])
+        decode = decode.replace(**find_preset(*policy.split(":", 1))["decode"])
     ours, theirs = {f.name for f in fields(Decode)}, made.knobs().keys()
     if twice := ours & theirs:
         raise TacgError(f"`{made.name}` has a knob named `{min(twice)}`, as the decode has: rename the policy's.")
@@ -141,4 +141,4 @@ def resolve(policy: str | Policy, settings: dict[str, Any]) -> tuple[Policy, Dec
         if name not in ours | theirs:
             raise unknown("setting", name, ours | theirs)
     decode = replace(decode, **{name: value for name, value in settings.items() if name in ours})
-    return made.turn(**{name: value for name, value in settings.items() if name in theirs}), decode
+    return made.replace(**{name: value for name, value in settings.items() if name in theirs}), decode

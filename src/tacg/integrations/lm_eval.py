@@ -57,7 +57,7 @@ class TacgLM(LM):
         self.mc_num = _count("mc_num", mc_num)
         most = _count("max_batch_size", 32 if max_batch_size is None else max_batch_size)
         self.rows = most if str(batch_size).startswith("auto") else _count("batch_size", batch_size)
-        Decode().turn(**{name: value for name, value in settings.items() if name in Decode().knobs()})
+        Decode().replace(**{name: value for name, value in settings.items() if name in Decode().knobs()})
         get_policy(policy, **{name: value for name, value in settings.items() if name not in Decode().knobs()})
 
     # -- text ------------------------------------------------------------------------------------------------------

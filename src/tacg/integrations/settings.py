@@ -73,7 +73,7 @@ def read_settings(given: Mapping[str, Any], allowed: Collection[str] = ()) -> tu
     for name in given:
         if name not in ours | theirs | set(allowed):
             raise unknown("setting", str(name), ours | theirs | set(allowed))
-    return policy.turn(**{name: value for name, value in given.items() if name in theirs}), settings
+    return policy.replace(**{name: value for name, value in given.items() if name in theirs}), settings
 
 
 def _with_preset(settings: Settings, given: Mapping[str, Any], policy: str) -> Settings:

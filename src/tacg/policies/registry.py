@@ -87,10 +87,10 @@ def get_policy(spec: str | Policy, **knobs: Any) -> Policy:
     `tacg:llada/gsm8k` (see `tacg policies --presets`).
     """
     if isinstance(spec, Policy):
-        return spec.turn(**knobs)
+        return spec.replace(**knobs)
     name, _, preset = spec.partition(":")
     settings = find_preset(name, preset)["knobs"] if preset else {}
-    return _build(name).turn(**(settings | knobs))
+    return _build(name).replace(**(settings | knobs))
 
 
 def _build(name: str) -> Policy:

@@ -57,7 +57,7 @@ class Released(Wrapper):
 
     def near(self, signals: Signals, state: State, ready: Tensor) -> Tensor:
         """bool [R, W]: what the base policy would accept beyond its set if its threshold were the floor."""
-        lower = copy.copy(self.base)  # not `turn`, whose checks take numbers only: rows may differ in their knobs
+        lower = copy.copy(self.base)  # not `replace`, whose checks take numbers only: rows may differ in their knobs
         object.__setattr__(lower, "threshold", self.tau_floor)
         return lower.decide(signals, state["base"])[0].base & ~ready
 

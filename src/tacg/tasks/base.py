@@ -135,5 +135,5 @@ def get_task(name: str, **knobs: Any) -> Task:
     if name not in known:
         raise unknown("task", name, known)
     module, _, attribute = known[name].partition(":")
-    made: Task = getattr(importlib.import_module(module), attribute)().turn(**knobs)
+    made: Task = getattr(importlib.import_module(module), attribute)().replace(**knobs)
     return made

@@ -37,7 +37,7 @@ class Lines:
     def start(self, event: Started) -> Line:
         """The first line."""
         spec, needs = self._llm.model.spec, self.probe.needs
-        decode = self._decode.turn(gen_length=event.gen_length)  # a canvas has its own
+        decode = self._decode.replace(gen_length=event.gen_length)  # a canvas has its own
         prompt = self._llm.tokenizer.decode(event.prompt) if self._prompt is None else self._prompt
         assert needs.contrast is not None
         given = [[at, token] for at, token in enumerate(event.canvas) if token != spec.mask_id]
