@@ -35,7 +35,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def load_and_decode(directory: Path) -> None:
     llm = tacg.load(directory)
-    llm.generate([7, 8, 9], gen_length=4, block_length=llm.model.spec.block or 4)
+    llm.generate([7, 8, 9], gen_length=4, block_length=llm.model.spec.causal_block or 4)
 
 
 def damaged(source: Path, file: str, content: bytes) -> None:
