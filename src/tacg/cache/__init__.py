@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tacg.models.base import ModelSpec
+    from tacg.types import Needs
 
 MODES = ("auto", "none", "prefix", "dual", "block")
 
@@ -43,7 +44,7 @@ class Cache:
         return kept, held
 
 
-def resolve_mode(mode: str, observe: str, spec: ModelSpec) -> str:
+def resolve_mode(mode: str, observe: str, spec: ModelSpec, needs: Needs | None = None) -> str:
     """The cache mode that a model and a decode allow; `auto` is the exact one: `block` or `none`."""
     causal = spec.causal_block is not None
     if mode == "auto":
@@ -54,6 +55,10 @@ def resolve_mode(mode: str, observe: str, spec: ModelSpec) -> str:
         raise TacgError(
             f"`cache` must be auto, none, prefix or dual for {spec.name!r}, which sees all blocks; got 'block'."
         )
+    if needs is not None and needs.branches and (mode != "none" or causal):
+        raise TacgError(f"`cache` must be none for a policy that looks ahead, got {mode!r} of {spec.name!r}.")
+    if needs is not None and needs.scope == "answer" and (mode == "dual" or causal):
+        raise TacgError(f"This policy looks at the whole answer, but cache {mode!r} of {spec.name!r} computes a block.")
     if observe == "sequence" and (mode == "dual" or causal):
         raise TacgError(
             f"`observe` must be 'block' with cache {mode!r} of {spec.name!r}: later blocks are not computed there."

@@ -18,6 +18,7 @@ import torch
 from tacg.cache import Cache, block_edge, resolve_mode, window
 from tacg.engine.advance import Boards, Report, advance, in_view, take_branch
 from tacg.engine.draws import NOISE, PROPOSAL, SAMPLES, sample, uniform
+from tacg.errors import TacgError
 from tacg.models.base import Span
 from tacg.policies.state import resized, restart, stack
 from tacg.scan import Hidden, Memory, StepScan, Trajectories, lowest
@@ -91,7 +92,7 @@ class Batch:
     def __init__(self, request: Request, spec: ModelSpec, device: torch.device, max_rows: int) -> None:
         self.policy, self.decode, self.needs = request.policy, request.decode, request.policy.needs
         self.spec, self.device, self.max_rows = spec, device, max_rows
-        self.mode = resolve_mode(self.decode.cache, self.decode.observe, spec)
+        self.mode = resolve_mode(self.decode.cache, self.decode.observe, spec, self.needs)
         self.whole = self.decode.observe == "sequence" or self.needs.scope != "block"
         self.compact = device.type == "cpu" and not self.needs.branches
         self.rows: list[Row | None] = []
@@ -295,6 +296,8 @@ class Batch:
 
     def commit(self, scan: StepScan, signals: Signals, decision: Decision, before: Tensor | None) -> Report:
         """Write the canvas, move boards and trajectories on; the report for `read`."""
+        if not self.policy.revises and (decision.remask is not None or decision.edit is not None):
+            raise TacgError(f"`{self.policy.name}` re-masks or edits what is committed, so its `revises` must be true.")
         self.boards, after, kept, report = advance(
             self.boards, self._answer, signals, decision, self.needs, self.spec.mask_id, self.eos, self.ruler, before
         )
@@ -362,7 +365,7 @@ class Batch:
         signals = scan.to_signals(flat, step=nothing, steps=nothing, masked=flat)
         chosen = self.policy.choose(_folded(signals, copies), self.trajectories.state)
         chosen = torch.minimum(chosen, (branches.count - 1).clamp(min=0))
-        self.boards, after, written = take_branch(self.boards, self._answer, branches, chosen)
+        self.boards, after, written = take_branch(self.boards, self._answer, branches, chosen, self.ruler)
         self._answer.copy_(after)
         picked = logits.view(rows, copies, length, -1)[torch.arange(rows, device=self.device), chosen]
         return picked.flatten(0, 1), written

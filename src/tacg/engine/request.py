@@ -98,12 +98,14 @@ class Request:
     def check(self, spec: ModelSpec) -> None:
         """Raise if this model cannot serve the request."""
         length = len(self.prompt) + self.decode.gen_length
-        resolve_mode(self.decode.cache, self.decode.observe, spec)
+        resolve_mode(self.decode.cache, self.decode.observe, spec, self.policy.needs)
         if spec.causal_block is not None and self.decode.block_length != spec.causal_block:
             raise TacgError(
                 f"`block_length` must be {spec.causal_block}, as {spec.name!r} sees by blocks of that; "
                 f"got {self.decode.block_length}."
             )
+        if self.policy.needs.branches and self.decode.memory == "hidden":
+            raise TacgError('`memory` must be fp32 or bf16 for a policy that looks ahead, got "hidden".')
         if not self.prompt and not self.canvas:
             raise TacgError("The prompt is empty; give at least one token.")
         if length > spec.max_length:

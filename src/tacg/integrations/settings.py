@@ -67,6 +67,12 @@ def read_settings(given: Mapping[str, Any], allowed: Collection[str] = ()) -> tu
         settings = _with_preset(settings, given, spelling)
         spelling = f"{spelling}:{settings.preset}"
     policy = get_policy(spelling)
+    needs = policy.needs
+    if needs.scope != "block" or needs.committed or needs.samples or needs.branches:
+        raise TacgError(
+            f"`base` must be a policy that fills the masks of one block, as engines hand over no more than that; "
+            f"{settings.base!r} reaches beyond it."
+        )
     theirs = policy.knobs().keys()
     if twice := ours & theirs:
         raise TacgError(f"`{policy.name}` has a knob named `{min(twice)}`, as the engine has: rename the policy's.")
