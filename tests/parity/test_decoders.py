@@ -263,7 +263,7 @@ def tied_scripts(rng: np.random.Generator, rows: int, length: int) -> list[Array
     return scripts
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", LOOPS[:4])  # those that compare one number with another
 def test_ties_and_exact_thresholds(loop: str) -> None:
     """Equal confidences go to the lowest position; `>` and `>=` part where the threshold is met exactly."""
     saw: Counter[str] = Counter()

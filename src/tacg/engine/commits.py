@@ -29,7 +29,7 @@ def resolve_commits(signals: Signals, decision: Decision) -> Tensor:
     late = top(decision.rank, due & ~taken, quota - done.sum(dim=1))
     reason = (late * int(Reason.FALLBACK)).masked_fill(taken, int(Reason.EXTRA)).masked_fill(base, int(Reason.BASE))
     if decision.finish is not None and signals.masked is not None:
-        rest = signals.masked & signals.observed & decision.finish[:, None] & (reason == 0)
+        rest = signals.masked & signals.observed & decision.finish[:, None] & ~taken
         reason = reason.masked_fill(rest, int(Reason.FINISH))
     if decision.edit is not None:
         reason = reason.masked_fill(_revisable(signals, decision.edit), int(Reason.EDIT))
