@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from tacg import TacgError
 from tacg.bench.graders import CODE, SETS, answers, measure, measure_styles, style_table
-from tacg.bench.number_formats import NO_NUMBER, Format, number_formats
+from tacg.bench.number_formats import NO_NUMBER, Format, format_lines, number_formats
 from tacg.bench.styles import BODIES, MARKED, STYLES
 from tacg.cli.main import app
 from tacg.experiments.evaluate import evaluate, settings_of
@@ -479,6 +479,8 @@ def test_the_documented_table_is_drawn_from_its_rows() -> None:
     assert len(lines) == len(STYLES | BODIES | MARKED)
     for line in lines:
         assert f"| {' | '.join(line)} |" in page
+    assert len(format_lines()) > 100
+    assert all(line in page for line in format_lines())
 
 
 @public

@@ -228,3 +228,12 @@ def _row(task: str, kind: str, pairs: list[tuple[Format, str]], expected: bool) 
         "seconds": time.perf_counter() - began,
         **surroundings(),
     }
+
+
+def format_lines() -> list[str]:
+    """One line of a Markdown table for each format: set, answer, what it means. docs/benchmarks.md shows them."""
+
+    def cell(text: str) -> str:
+        return "`" + text.replace("\n", " ⏎ ").replace("`", "'").replace("|", "\\|") + "`"
+
+    return [f"| {each.task} | {cell(each.answer)} | {cell(each.means)} |" for each in number_formats()]
