@@ -16,7 +16,7 @@ from tacg.types import Reason
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tacg.types import Branches, Decision, Needs, Signals
+    from tacg.types import Decision, Needs, Signals
 
 
 class Boards(NamedTuple):
@@ -127,7 +127,7 @@ def advance(
         token, reason = torch.where(before > 0, answer, token), torch.maximum(before, reason)
 
     place, end = ruler[:-1], ruler[-1]
-    first_mask, block = _first_unfinished(boards, masked, ruler)
+    first_mask, block = first_unfinished(boards, masked, ruler)
     told = {"first_mask": first_mask, "block": block}
     if eos is not None:
         ends = (answer[:, :, None] == eos).any(dim=2) & boards.holes
@@ -151,20 +151,7 @@ def advance(
     return boards, answer, kept, Report(packed, tuple(told))
 
 
-def _first_unfinished(boards: Boards, masked: Tensor, ruler: Tensor) -> tuple[Tensor, Tensor]:
+def first_unfinished(boards: Boards, masked: Tensor, ruler: Tensor) -> tuple[Tensor, Tensor]:
     """The first mask (L: none) and the block in which it lies, int64 [S] each."""
     first_mask = torch.where(masked, ruler[:-1], ruler[-1]).amin(dim=1)
     return first_mask, boards.grid.gather(1, first_mask.clamp(max=masked.shape[1] - 1)[:, None]).squeeze(1)
-
-
-def take_branch(
-    boards: Boards, answer: Tensor, branches: Branches, chosen: Tensor, ruler: Tensor
-) -> tuple[Boards, Tensor, Tensor]:
-    """The branch that goes on is written: boards, answer, and where it wrote (as reasons, int64 [S, L])."""
-    at = chosen[:, None, None].expand(-1, 1, answer.shape[1])
-    commit = branches.commit.gather(1, at).squeeze(1) & boards.masked & (branches.count > 0)[:, None]
-    answer = torch.where(commit, branches.tokens.gather(1, at).squeeze(1), answer)
-    masked = boards.masked & ~commit
-    _, block = _first_unfinished(boards, masked, ruler)  # a branch may have filled its block
-    step = boards.step * (block == boards.block)
-    return boards._replace(masked=masked, block=block, step=step), answer, commit * int(Reason.BRANCH)

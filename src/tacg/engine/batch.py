@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tacg.cache import Cache, block_edge, resolve_mode, window
-from tacg.engine.advance import Boards, Report, advance, in_view, take_branch
+from tacg.cache import Cache, resolve_mode
+from tacg.engine.advance import Boards, Report, advance, in_view
+from tacg.engine.branches import branch_signals, candidates, grown, take_branch
 from tacg.engine.draws import NOISE, PROPOSAL, SAMPLES, sample, uniform
+from tacg.engine.plan import Plan, extent
 from tacg.errors import TacgError
-from tacg.models.base import Span
 from tacg.policies.state import resized, restart, stack
-from tacg.scan import Hidden, Memory, StepScan, Trajectories, lowest
-from tacg.types import REASONS, Branches, Commit, Needs
+from tacg.scan import Hidden, Trajectories, lowest
+from tacg.types import REASONS, Commit
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -31,23 +32,9 @@ if TYPE_CHECKING:
 
     from tacg.engine.request import Request
     from tacg.engine.row import Row
-    from tacg.models.base import ModelSpec
-    from tacg.types import Decision, Output, Signals
-
-
-class Plan(NamedTuple):
-    """What a forward computes; it stays as it is while no row moves.
-
-    spans   of the rows, branches of a row one after another
-    pack    int64 [N], their tokens as indices into the flat canvas
-    offset  int64 [S, K, 1], where position 0 of the answer would be among these tokens, for each branch of a slot
-    inside  whether every position of every slot is among them
-    """
-
-    spans: list[Span]
-    pack: Tensor
-    offset: Tensor
-    inside: bool
+    from tacg.models.base import ModelSpec, Span
+    from tacg.scan import StepScan
+    from tacg.types import Branches, Decision, Output, Signals
 
 
 class StepView(NamedTuple):
@@ -117,7 +104,7 @@ class Batch:
         self._make_room(row)
         slot = row.slot = self.rows.index(None)
         self.rows[slot] = row
-        row.cache = Cache(self._extent(row)) if self.mode != "none" else None
+        row.cache = Cache(extent(row, self.spec)) if self.mode != "none" else None
         restart(self.trajectories.state, slot, row.request.policy.start(1, self.length, self.device))
         self.trajectories.seen[slot] = False
         decode, start = row.request.decode, self.prompt - len(row.request.prompt)
@@ -165,8 +152,7 @@ class Batch:
         self.canvas = canvas
         self.boards = Boards(**resized(self.boards._asdict(), Boards.blank(rows, length, most, self.device)._asdict()))
         if self.branches is not None:
-            empty = no_branches(rows, self.needs.branches, length, self.device)
-            self.branches = Branches(*resized(_fields(self.branches), _fields(empty)).values())
+            self.branches = grown(self.branches, rows, length)
         self.trajectories = Trajectories(rows, length, self.device, self.decode.memory, width)
         self.trajectories.state = resized(before.state, self.policy.start(rows, length, self.device))
         self.trajectories.seen = resized({"seen": before.seen}, {"seen": self.trajectories.seen})["seen"]
@@ -181,9 +167,15 @@ class Batch:
 
     def forward_input(self) -> tuple[Tensor, list[Span], Tensor]:
         """Tokens int64 [N], their spans, and at which of them logits are asked for, int64 [P]."""
-        plan = self.plan = self.plan or self._plan()
+        copies = 1 if self.branches is None else self.needs.branches
+        plan = self.plan = self.plan or Plan.of(
+            self.rows, self.spec, self.mode, self.prompt, self.length, copies, self.device
+        )
         self.view = self._look()
-        tokens = (self.canvas if self.branches is None else self._candidates()).view(-1)[plan.pack]
+        canvas = self.canvas
+        if self.branches is not None:
+            canvas = candidates(canvas, self.branches, self.boards.masked, self.prompt)
+        tokens = canvas.view(-1)[plan.pack]
         if self.compact:
             assert self.view.places is not None
             slot = self.view.places // self.length
@@ -192,47 +184,10 @@ class Batch:
         select = (plan.offset + columns).view(-1)
         return tokens, plan.spans, select if plan.inside else select.clamp(max=len(tokens) - 1)
 
-    def _plan(self) -> Plan:
-        """Lay out the spans of all rows and branches end to end."""
-        size, copies = self.canvas.shape[1], 1 if self.branches is None else self.needs.branches
-        spans, pack, offset, total = [], [], torch.zeros(len(self.rows), copies, 1, dtype=torch.int64), 0
-        for row in self.live():
-            span, start = self._span(row), self.prompt - len(row.request.prompt)
-            columns = torch.arange(start + span.start, start + span.stop)
-            columns = columns.where(columns < self.prompt + len(row.answer), size - 1)  # masks beyond its end
-            for copy in range(copies):
-                if copy < row.branches:
-                    spans.append(span)
-                    pack.append(columns + (row.slot * copies + copy) * size)
-                    total += len(span)
-                offset[row.slot, copy] = total - span.stop + len(row.request.prompt)
-        inside = int(offset.max()) + self.length <= total  # free slots and short rows may ask for what is not there
-        return Plan(spans, torch.cat(pack).to(self.device), offset.to(self.device), inside)
-
-    def _span(self, row: Row) -> Span:
-        """The part of the row that this step computes."""
-        ahead = min(row.block + row.open, len(row.blocks)) - 1
-        start, stop = (len(row.request.prompt) + edge for edge in (row.blocks[row.block][0], row.blocks[ahead][1]))
-        first, extent = row.block_step == 0, self._extent(row)
-        bounds = window(self.mode, self.spec, start, stop, extent, first=first, settled=row.cached)
-        return Span(*bounds, cache=row.cache)
-
     def computed(self) -> None:
         """The model has computed the plan."""
         assert self.plan is not None
-        spans = iter(self.plan.spans)
-        for row in self.live():
-            for _ in range(row.branches):
-                row.forwards += 1
-                row.positions += len(next(spans))
-            if self.spec.causal_block is not None:  # what is before this block is complete, and was computed just now
-                edge = len(row.request.prompt) + row.blocks[row.block][0]
-                row.cached = edge // self.spec.causal_block * self.spec.causal_block
-
-    def _extent(self, row: Row) -> int:
-        """Prompt and answer; for block-causal models up to the end of the last block, which they know only whole."""
-        extent = len(row.request.prompt) + len(row.answer)
-        return extent if self.spec.causal_block is None else block_edge(extent, self.spec.causal_block)
+        self.plan.charge(self.live(), self.spec)
 
     def _look(self) -> StepView:
         observed, eligible = in_view(self.boards, self.needs, whole=self.whole)
@@ -343,32 +298,17 @@ class Batch:
             more["samples"] = scan.spread(tokens.T, -1).permute(1, 2, 0)
         return scan, more
 
-    def _candidates(self) -> Tensor:
-        """The canvases of all branches, int64 [S, K, M + L + 1]."""
-        assert self.branches is not None
-        canvases = self.canvas[:, None].repeat(1, self.needs.branches, 1)
-        written = self.branches.commit & self.boards.masked[:, None]
-        part = canvases[:, :, self.prompt : self.prompt + self.length]
-        part.copy_(torch.where(written, self.branches.tokens, part))
-        return canvases
-
     def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Let the policy pick a branch of each row, and write it: its logits [S * L, V], and what was written."""
-        branches, (rows, copies, length) = self.branches, self.branches.commit.shape  # type: ignore[union-attr]
+        branches = self.branches
         assert branches is not None
-        masked = self.boards.masked[:, None] & ~branches.commit
-        flat = masked.flatten(0, 1)
-        plain = Needs(*(self.needs.names & {"margin", "gap", "entropy"}))
-        memory = Memory(0, length, self.device)
-        scan = StepScan(logits, plain, memory, flat, torch.zeros_like(flat), exact=False, backend=self.decode.scan)
-        nothing = torch.zeros(rows * copies, dtype=torch.int64, device=self.device)
-        signals = scan.to_signals(flat, step=nothing, steps=nothing, masked=flat)
-        chosen = self.policy.choose(_folded(signals, copies), self.trajectories.state)
+        signals = branch_signals(logits, branches, self.boards.masked, self.needs, self.decode.scan)
+        chosen = self.policy.choose(signals, self.trajectories.state)
         chosen = torch.minimum(chosen, (branches.count - 1).clamp(min=0))
         self.boards, after, written = take_branch(self.boards, self._answer, branches, chosen, self.ruler)
         self._answer.copy_(after)
-        picked = logits.view(rows, copies, length, -1)[torch.arange(rows, device=self.device), chosen]
-        return picked.flatten(0, 1), written
+        every = logits.view(*branches.commit.shape, -1)
+        return every[torch.arange(len(every), device=self.device), chosen].flatten(0, 1), written
 
     # -- what the host learns --------------------------------------------------------------------------------------
 
@@ -409,27 +349,6 @@ class Batch:
         moved = (row.block, row.block_step == 0, row.open) != before
         if row.branches != copies or (moved and (self.mode != "none" or self.spec.causal_block is not None)):
             self.plan = None
-
-
-def _folded(signals: Signals, copies: int) -> Signals:
-    """Boards [S * K, L] as [S, K, L]."""
-
-    def fold(board: Tensor) -> Tensor:
-        return board.view(-1, copies, *board.shape[1:])
-
-    boards = ("observed", "eligible", "first", "token", "confidence", "step", "steps", "masked")
-    folded: dict[str, Any] = {name: fold(getattr(signals, name)) for name in boards}
-    return replace(signals, measured={name: fold(board) for name, board in signals.measured.items()}, **folded)
-
-
-def no_branches(rows: int, copies: int, length: int, device: torch.device) -> Branches:
-    """Branches of rows that have none."""
-    tokens = torch.zeros(rows, copies, length, dtype=torch.int64, device=device)
-    return Branches(tokens.bool(), tokens, tokens[:, 0, 0].clone() if length else tokens.new_zeros(rows))
-
-
-def _fields(branches: Branches) -> dict[str, Tensor]:
-    return {"commit": branches.commit, "tokens": branches.tokens, "count": branches.count}
 
 
 def batch_key(request: Request) -> Hashable:
