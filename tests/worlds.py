@@ -37,7 +37,7 @@ def trajectory(
 class ReactiveDenoiser:
     """A network-free model whose logits depend on the whole canvas of a row: a wrong commit changes what follows.
 
-    Every position mixes random embeddings of all tokens of its row by distance. float64, so that rounding cannot
+    Every position mixes random embeddings of all tokens that it sees by distance. float64, so that rounding cannot
     explain a difference. Keeps count of its calls per row length for tests of accounting.
     """
 
@@ -52,11 +52,15 @@ class ReactiveDenoiser:
 
     def __call__(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         frames = []
-        for row in torch.split(tokens, [len(span) for span in spans]):
+        for span, row in zip(spans, torch.split(tokens, [len(span) for span in spans]), strict=True):
             self.rows_seen.append(tuple(row.tolist()))
-            place = torch.arange(len(row), dtype=torch.float64)
-            near = torch.exp(-(place[:, None] - place).abs() / 4)
-            state = near @ self.embed[row] / 2 + self.place[: len(row)] / 4
+            place = torch.cat([torch.arange(*part) for part in span.stretches()])
+            own = len(row) - (span.shadow[1] - span.shadow[0])
+            hidden = torch.zeros(len(row), len(row), dtype=torch.bool)
+            hidden[:own, own:] = True
+            hidden[own:, :own] = place[own:, None] == place[:own]
+            near = torch.exp(-(place[:, None] - place).abs().double() / 4).masked_fill(hidden, 0.0)
+            state = near @ self.embed[row] / 2 + self.place[place] / 4
             frames.append(torch.tanh(state) @ self.head)
         return torch.cat(frames)[select]
 

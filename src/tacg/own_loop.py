@@ -9,7 +9,7 @@ import torch
 from tacg.errors import TacgError
 from tacg.gate import GateConfig, GateStep, commit_rule, persistence
 from tacg.scan import Trajectories
-from tacg.types import Needs, Signals
+from tacg.types import BY_ENGINE, Needs, Signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,8 +66,8 @@ def commit_step(
     assert state.tokens is not None
     assert state.streak is not None
     wanted = getattr(base_gate, "needs", SNAPSHOT) if callable(base_gate) else Needs()
-    if "noise" in wanted:
-        raise TacgError("`noise` is drawn by the engine, from a row's own seed; `commit_step` has none.")
+    if theirs := wanted.names & {*BY_ENGINE}:
+        raise TacgError(f"`{min(theirs)}` is the engine's to tell; `commit_step` sees logits only.")
     count = torch.full((len(mask),), state.steps, device=mask.device)
     # A CPU reads the masked positions only; a GPU takes all of them rather than be asked which they are.
     places = mask.reshape(-1).nonzero().squeeze(1) if mask.device.type == "cpu" else None

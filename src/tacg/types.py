@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 CONTRASTED = ("reference", "readout")
-MEASURED = ("margin", "gap", "entropy", "kl", *CONTRASTED, "noise")
+BY_ENGINE = ("noise", "recheck")  # what only an engine can tell, which knows seeds and lays out forwards
+MEASURED = ("margin", "gap", "entropy", "kl", *CONTRASTED, *BY_ENGINE)
 SCOPES = ("block", "open", "answer")
 
 
@@ -55,7 +56,9 @@ class Needs:
     contrast   the EMA of logits behind reference and readout
     credit     credit that is added to the logits before they are read
     scope      positions in view: the active block, all open blocks, or every mask of the answer
-    committed  committed positions in view are scanned as well, so that they can be re-masked or edited
+    committed  committed positions in view are scanned as well, so that they can be re-masked or edited; "recheck" asks
+               for that, too
+    suffix     of the masks behind the open blocks only so many are computed, and the last position; None: all of them
     samples    how many tokens to sample from the posterior of each position, beside the proposal
     branches   how many alternative canvases the policy may propose for the next step (`Decision.branches`)
     """
@@ -67,10 +70,11 @@ class Needs:
     committed: bool
     samples: int
     branches: int
+    suffix: int | None
 
     def __init__(
         self, *names: str, contrast: EmaContrast | None = None, credit: Credit | None = None, scope: str = "block",
-        committed: bool = False, samples: int = 0, branches: int = 0,
+        committed: bool = False, samples: int = 0, branches: int = 0, suffix: int | None = None,
     ) -> None:  # fmt: skip
         for name in names:
             if name not in MEASURED:
@@ -81,7 +85,8 @@ class Needs:
             raise TacgError("`needs` of reference or readout must come with contrast=EmaContrast(w, beta).")
         for name, value in (
             ("names", frozenset(names)), ("contrast", contrast), ("credit", credit), ("scope", scope),
-            ("committed", committed), ("samples", samples), ("branches", branches),
+            ("committed", committed or "recheck" in names), ("samples", samples), ("branches", branches),
+            ("suffix", suffix),
         ):  # fmt: skip
             object.__setattr__(self, name, value)
 
@@ -89,10 +94,12 @@ class Needs:
         for mine, theirs in ((self.contrast, other.contrast), (self.credit, other.credit)):
             if mine and theirs and mine != theirs:
                 raise TacgError(f"Two histories of one kind in one policy: {mine} and {theirs}; keep one of them.")
+        suffixes = [each for each in (self.suffix, other.suffix) if each is not None]
         return Needs(
             *(self.names | other.names), contrast=self.contrast or other.contrast, credit=self.credit or other.credit,
             scope=max(self.scope, other.scope, key=SCOPES.index), committed=self.committed or other.committed,
             samples=max(self.samples, other.samples), branches=max(self.branches, other.branches),
+            suffix=max(suffixes) if suffixes else None,
         )  # fmt: skip
 
     def __contains__(self, name: str) -> bool:
@@ -118,6 +125,8 @@ class Signals:
         reference  probability of the proposal under the EMA reference, p_ref(x̂)
         readout    probability of the proposal under the contrast readout, q(x̂)
         noise      uniform in [0, 1), a function of the row's seed, step and position
+        recheck    probability of the written token where a mask stands in its place: a shadow (see `Span`); 1 at masks.
+                   All else that is told of committed positions is the shadow's, too
     samples     int64 [R, L, K]  sampled tokens, with `draws` float [R, L, K], uniform numbers that belong to them
     measure     measures reference and readout where somebody asks: see `with_contrast`
 

@@ -276,6 +276,7 @@ CONTEXT = {
     "strict": {"threshold": 1.0, "tau_escape": 2.0, "m": 1, "m_base": 1, "kl_threshold": 100.0, "history": 1},
     "seed": {"temperature": 0.8},
     "add": {"block_length": 5},
+    "suffix": {"block_length": 5, "suffix": 2},
     "early": {"early": 2.0},
     "middle": {"early": 99.0, "middle": 1.0, "late": 99.0, "threshold": 1.0},
     "late": {"early": 99.0, "middle": 99.0, "late": 2.0},

@@ -55,15 +55,37 @@ def resolve_mode(mode: str, observe: str, spec: ModelSpec, needs: Needs | None =
         raise TacgError(
             f"`cache` must be auto, none, prefix or dual for {spec.name!r}, which sees all blocks; got 'block'."
         )
-    if needs is not None and needs.branches and (mode != "none" or causal):
-        raise TacgError(f"`cache` must be none for a policy that looks ahead, got {mode!r} of {spec.name!r}.")
-    if needs is not None and needs.scope == "answer" and (mode == "dual" or causal):
-        raise TacgError(f"This policy looks at the whole answer, but cache {mode!r} of {spec.name!r} computes a block.")
+    if needs is not None:
+        _check_needs(needs, mode, spec)
     if observe == "sequence" and (mode == "dual" or causal):
         raise TacgError(
             f"`observe` must be 'block' with cache {mode!r} of {spec.name!r}: later blocks are not computed there."
         )
     return mode
+
+
+def _check_needs(needs: Needs, mode: str, spec: ModelSpec) -> None:
+    """Raise if what a policy reads is not computed."""
+    causal = spec.causal_block is not None
+    if needs.branches and (mode != "none" or causal):
+        raise TacgError(f"`cache` must be none for a policy that looks ahead, got {mode!r} of {spec.name!r}.")
+    if needs.scope == "answer" and (mode == "dual" or causal):
+        raise TacgError(f"This policy looks at the whole answer, but cache {mode!r} of {spec.name!r} computes a block.")
+    if needs.suffix is not None and (needs.scope == "answer" or needs.branches):
+        raise TacgError("A policy that leaves out most of the suffix cannot look ahead or at the whole answer.")
+    if needs.suffix is not None and needs.scope == "open" and mode == "dual":
+        raise TacgError("`cache` must be none or prefix if blocks open early and the suffix is left out, got 'dual'.")
+    if "recheck" not in needs:
+        return
+    if mode in ("prefix", "dual"):
+        raise TacgError(f"`cache` must be auto or none for a policy that rechecks what is written, got {mode!r}.")
+    if spec.logit_shift:
+        raise TacgError(
+            f"This policy rechecks each token by a mask in its place, but {spec.name!r} predicts a token one position "
+            "before: use a model without shifted logits, or another policy."
+        )
+    if needs.branches:
+        raise TacgError("A policy cannot recheck what is written and look ahead in one step.")
 
 
 def window(

@@ -88,8 +88,17 @@ def in_view(boards: Boards, needs: Needs, *, whole: bool) -> tuple[Tensor, Tenso
     eligible = boards.masked & here
     if whole or needs.scope == "answer":
         # A block that is over is settled: nothing there is looked at again, so that nothing there can be revised.
-        return (boards.masked | (boards.holes & here) if needs.committed else boards.masked), eligible
+        masks = boards.masked if needs.suffix is None else boards.masked & _before_gap(boards, needs.suffix)
+        return (masks | (boards.holes & here) if needs.committed else masks), eligible
     return (boards.holes & here if needs.committed else eligible), eligible
+
+
+def _before_gap(boards: Boards, suffix: int) -> Tensor:
+    """bool [S, L]: open blocks, what is before them, and `suffix` positions behind them."""
+    place = torch.arange(boards.grid.shape[1], device=boards.grid.device)
+    until = (boards.block + boards.open)[:, None]
+    edge = ((boards.grid < until) & (place < boards.length[:, None])).sum(dim=1, keepdim=True)
+    return place < edge + suffix
 
 
 class Report(NamedTuple):

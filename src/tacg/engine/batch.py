@@ -19,10 +19,10 @@ from tacg.cache import Cache, resolve_mode
 from tacg.engine.advance import Boards, Report, advance, in_view
 from tacg.engine.branches import branch_signals, candidates, grown, take_branch
 from tacg.engine.draws import NOISE, PROPOSAL, SAMPLES, sample, uniform
-from tacg.engine.plan import Plan, extent
+from tacg.engine.plan import Plan, extent, span_key
 from tacg.errors import TacgError
 from tacg.policies.state import resized, restart, stack
-from tacg.scan import Hidden, Trajectories, lowest
+from tacg.scan import Hidden, Trajectories, lowest, probability
 from tacg.types import REASONS, Commit
 
 if TYPE_CHECKING:
@@ -169,20 +169,29 @@ class Batch:
         """Tokens int64 [N], their spans, and at which of them logits are asked for, int64 [P]."""
         copies = 1 if self.branches is None else self.needs.branches
         plan = self.plan = self.plan or Plan.of(
-            self.rows, self.spec, self.mode, self.prompt, self.length, copies, self.device
+            self.rows, self.spec, self.mode, self.needs, self.prompt, self.length, copies, self.device
         )
         self.view = self._look()
         canvas = self.canvas
         if self.branches is not None:
             canvas = candidates(canvas, self.branches, self.boards.masked, self.prompt)
         tokens = canvas.view(-1)[plan.pack]
+        return tokens, plan.spans, self._select(plan, self.view)
+
+    def _select(self, plan: Plan, view: StepView) -> Tensor:
+        """int64 [P]: where the logits are read. Committed positions are read at their shadows, if they have any."""
+        masked = self.boards.masked
         if self.compact:
-            assert self.view.places is not None
-            slot = self.view.places // self.length
-            return tokens, plan.spans, self.view.places - slot * self.length + plan.offset[slot, 0, 0]
-        columns = self.ruler[:-1] if self.view.columns is None else self.view.columns[:, None]
-        select = (plan.offset + columns).view(-1)
-        return tokens, plan.spans, select if plan.inside else select.clamp(max=len(tokens) - 1)
+            assert view.places is not None
+            slot = view.places // self.length
+            select = view.places - slot * self.length + plan.offset[slot, 0, 0]
+            return select if plan.shadow is None else select + plan.shadow[slot] * ~masked.view(-1)[view.places]
+        columns = self.ruler[:-1] if view.columns is None else view.columns[:, None]
+        select = plan.offset + columns
+        if plan.shadow is not None:
+            masked = masked if view.columns is None else masked.gather(1, view.columns)
+            select = select + (plan.shadow[:, None] * ~masked)[:, None]
+        return (select if plan.inside else select.clamp(max=len(plan.pack) - 1)).view(-1)
 
     def computed(self) -> None:
         """The model has computed the plan."""
@@ -288,8 +297,12 @@ class Batch:
             logits, self.needs, view.observed, places=view.places, slots=view.slots, exact=self.compact,
             proposal=proposal, hidden=hidden, backend=self.decode.scan,
         )  # fmt: skip
+        measured: dict[str, Tensor] = more.setdefault("measured", {})
         if "noise" in self.needs:
-            more["measured"] = {"noise": drawn(NOISE, 1).squeeze(2)}
+            measured["noise"] = drawn(NOISE, 1).squeeze(2)
+        if "recheck" in self.needs:
+            share = scan.spread(probability(logits, at_places(self._answer)), 1)
+            measured["recheck"] = torch.where(boards.masked, 1.0, share)
         if self.needs.samples:
             more["draws"] = drawn(SAMPLES, 2 * self.needs.samples)
             picks = at_places(more["draws"])[:, self.needs.samples :]
@@ -338,7 +351,7 @@ class Batch:
 
     def _move(self, row: Row, told: dict[str, int]) -> None:
         """Where a row stands after the step. If its next forward differs, that is planned anew."""
-        before, copies = (row.block, row.block_step == 0, row.open), row.branches
+        before = span_key(row, self.spec, self.mode, self.needs)
         first_mask, block = told["first_mask"], told["block"]
         over = first_mask == self.length or told.get("first_eos", self.length) < first_mask
         row.steps += 1
@@ -346,8 +359,7 @@ class Batch:
         row.block, row.block_step, row.open = block, told["step"], told.get("open", 1)
         row.branches = max(1, told.get("branches", 0))
         row.settled = min(first_mask, row.blocks[block][0]) if self.policy.revises and not row.done else first_mask
-        moved = (row.block, row.block_step == 0, row.open) != before
-        if row.branches != copies or (moved and (self.mode != "none" or self.spec.causal_block is not None)):
+        if span_key(row, self.spec, self.mode, self.needs) != before:
             self.plan = None
 
 

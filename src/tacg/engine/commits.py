@@ -35,9 +35,12 @@ def resolve_commits(signals: Signals, decision: Decision) -> Tensor:
         reason = reason.masked_fill(_revisable(signals, decision.edit), int(Reason.EDIT))
     if decision.remask is not None:
         remask = _revisable(signals, decision.remask)
-        # A row that would not get ahead keeps what it has, and so does one in its last step.
-        ahead = remask.sum(dim=1) < ((reason > 0) & signals.eligible).sum(dim=1)
-        remask &= (ahead & (signals.step + 1 < signals.steps))[:, None]
+        # A row that would neither get ahead nor have a step for each mask keeps what it has, and so does one in its
+        # last step.
+        gain = ((reason > 0) & signals.eligible).sum(dim=1) - remask.sum(dim=1)
+        left = signals.steps - signals.step - 1
+        ahead = (gain > 0) | (signals.eligible.sum(dim=1) - gain <= left)
+        remask &= (ahead & (left > 0))[:, None]
         reason = reason.masked_fill(remask, int(Reason.REMASK))
     return reason
 

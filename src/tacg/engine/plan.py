@@ -10,12 +10,13 @@ from tacg.cache import block_edge, window
 from tacg.models.base import Span
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from torch import Tensor
 
     from tacg.engine.row import Row
     from tacg.models.base import ModelSpec
+    from tacg.types import Needs
 
 
 class Plan(NamedTuple):
@@ -24,18 +25,20 @@ class Plan(NamedTuple):
     spans   of the rows, branches of a row one after another
     pack    int64 [N], their tokens as indices into the flat canvas
     offset  int64 [S, K, 1], where position 0 of the answer would be among these tokens, for each branch of a slot
+    shadow  int64 [S], how much further on the shadow of a position is; None: there are no shadows
     inside  whether every position of every slot is among them
     """
 
     spans: list[Span]
     pack: Tensor
     offset: Tensor
+    shadow: Tensor | None
     inside: bool
 
     @classmethod
     def of(
-        cls, rows: Sequence[Row | None], spec: ModelSpec, mode: str, prompt: int, length: int, copies: int,
-        device: torch.device,
+        cls, rows: Sequence[Row | None], spec: ModelSpec, mode: str, needs: Needs, prompt: int, length: int,
+        copies: int, device: torch.device,
     ) -> Plan:  # fmt: skip
         """Lay out the spans of all rows and branches end to end.
 
@@ -43,21 +46,29 @@ class Plan(NamedTuple):
         copies          branches of a row at most
         """
         size = prompt + length + 1
-        spans, pack, offset, total = [], [], torch.zeros(len(rows), copies, 1, dtype=torch.int64), 0
+        spans, pack, total = [], [], 0
+        offset, shadow = (torch.zeros(len(rows), each, dtype=torch.int64) for each in (copies, 1))
         for row in rows:
             if row is None:
                 continue
-            span, start = span_of(row, spec, mode), prompt - len(row.request.prompt)
-            columns = torch.arange(start + span.start, start + span.stop)
+            span, start = span_of(row, spec, mode, needs), prompt - len(row.request.prompt)
+            own = len(span) - (span.shadow[1] - span.shadow[0])
+            columns = torch.cat([torch.arange(*part) for part in span.stretches()]) + start
             columns = columns.where(columns < prompt + len(row.answer), size - 1)  # masks beyond its end
+            columns[own:] = size - 1
             for copy in range(copies):
                 if copy < row.branches:
                     spans.append(span)
                     pack.append(columns + (row.slot * copies + copy) * size)
                     total += len(span)
-                offset[row.slot, copy] = total - span.stop + len(row.request.prompt)
-        inside = int(offset.max()) + length <= total  # free slots and short rows may ask for what is not there
-        return cls(spans, torch.cat(pack).to(device), offset.to(device), inside)
+                offset[row.slot, copy] = total - len(span) - span.start + len(row.request.prompt)
+            shadow[row.slot] = own + span.start - span.shadow[0]
+        shadowed = "recheck" in needs
+        # Free slots and short rows may ask for what is not there.
+        inside = int((offset + shadow if shadowed else offset).max()) + length <= total
+        table = torch.cat([offset.view(-1), shadow.view(-1), *pack]).to(device)  # one upload
+        places, lags, tokens = torch.split(table, [offset.numel(), len(rows), total])
+        return cls(spans, tokens, places.view(len(rows), copies, 1), lags if shadowed else None, inside)
 
     def charge(self, rows: Sequence[Row], spec: ModelSpec) -> None:
         """This plan was computed: each branch is a forward of its row."""
@@ -71,12 +82,37 @@ class Plan(NamedTuple):
                 row.cached = edge // spec.causal_block * spec.causal_block
 
 
-def span_of(row: Row, spec: ModelSpec, mode: str) -> Span:
+def span_of(row: Row, spec: ModelSpec, mode: str, needs: Needs) -> Span:
     """The part of the row that its next step computes."""
     ahead = min(row.block + row.open, len(row.blocks)) - 1
     start, stop = (len(row.request.prompt) + edge for edge in (row.blocks[row.block][0], row.blocks[ahead][1]))
-    first = row.block_step == 0
-    return Span(*window(mode, spec, start, stop, extent(row, spec), first=first, settled=row.cached), cache=row.cache)
+    first, length = row.block_step == 0, extent(row, spec)
+    left, right, reach = window(mode, spec, start, stop, length, first=first, settled=row.cached)
+    gap = (0, 0)
+    if needs.suffix is not None and spec.causal_block is None:
+        gap = _suffix_gap(row, spec, stop + needs.suffix, length - 1)
+        reach -= gap[1] - gap[0]
+    return Span(
+        left, right, reach, row.cache, gap if gap[0] < right else (0, 0),
+        (start, stop) if "recheck" in needs else (0, 0),
+    )  # fmt: skip
+
+
+def _suffix_gap(row: Row, spec: ModelSpec, start: int, stop: int) -> tuple[int, int]:
+    """The masks from `start` to before `stop`, or to what is given there, as positions of the canvas."""
+    prompt = len(row.request.prompt)
+    given = (at for at in range(start, stop) if row.answer[at - prompt] != spec.mask_id)
+    stop = next(given, stop)
+    return (start, stop) if start < stop else (0, 0)
+
+
+def span_key(row: Row, spec: ModelSpec, mode: str, needs: Needs) -> Hashable:
+    """What the row's next span depends on: as long as it stays, so does the plan."""
+    if mode != "none" or spec.causal_block is not None:
+        return row.branches, row.block, row.open, row.block_step == 0
+    if needs.suffix is not None or "recheck" in needs:
+        return row.branches, row.block, row.open
+    return row.branches
 
 
 def extent(row: Row, spec: ModelSpec) -> int:

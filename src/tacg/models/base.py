@@ -41,17 +41,27 @@ class ModelSpec:
 class Span:
     """The part of a row that a forward computes: positions [start, stop) of the canvas.
 
-    reach  keys of positions below this are seen
-    cache  keys and values of the row; those of the span are written into it. None: the span begins the row
+    reach   so many keys of the row are seen, counted from its first; where a cache holds the row, they come from there
+    cache   keys and values of the row; those of the span are written into it. None: the span begins the row
+    gap     positions [from, to) that are left out, as if the row did not have them; all others keep their place
+    shadow  positions [from, to) for which a mask is appended, in their place. Nobody but the shadow sees the shadow,
+            and a shadow sees everything but the token that stands in its own place. It is not kept in the cache
     """
 
     start: int
     stop: int
     reach: int
     cache: Cache | None = None
+    gap: tuple[int, int] = (0, 0)
+    shadow: tuple[int, int] = (0, 0)
 
     def __len__(self) -> int:
-        return self.stop - self.start
+        return sum(stop - start for start, stop in self.stretches())
+
+    def stretches(self) -> list[tuple[int, int]]:
+        """The positions that are computed, in order: stretches [from, to), the shadow's last."""
+        parts = [(self.start, self.gap[0]), (self.gap[1], self.stop)] if self.gap[1] else [(self.start, self.stop)]
+        return [*parts, self.shadow] if self.shadow[1] else parts
 
 
 def whole(lengths: Sequence[int]) -> list[Span]:

@@ -48,16 +48,16 @@ class PackedRows:
         wide: bool, block: int | None = None,
     ) -> None:  # fmt: skip
         self.spans, self.wide = spans, wide
-        position = torch.cat([torch.arange(span.start, span.stop, device=device) for span in spans])
+        position = torch.cat([torch.arange(*part, device=device) for span in spans for part in span.stretches()])
         frequency = 1.0 / theta ** (torch.arange(0, rotary, 2, device=device).float() / rotary)
         angle = (position.float()[:, None] * frequency).repeat(1, 2)[:, None, :]
         self.cos, self.sin = angle.cos(), angle.sin()
-        plain = block is None and all(span.cache is None and span.reach == span.stop for span in spans)
+        plain = block is None and all(span.cache is None and not span.shadow[1] for span in spans)
         # Neighbours of equal length attend in one call.
         self.runs = (
             [(len(list(rows)), length) for length, rows in groupby(len(span) for span in spans)] if plain else None
         )
-        self.masks = [None if block is None else _block_causal(span, block, device) for span in spans]
+        self.masks = [_visible(span, block, device) for span in spans]
 
     def rotate(self, x: Tensor) -> Tensor:
         """Rotary embedding of x [N, H, D]; dimensions beyond the rotary ones pass through."""
@@ -87,16 +87,31 @@ class PackedRows:
         """A single row, against its cache if it has one."""
         q, k, v = part
         if span.cache is not None:
-            k, v = (x[: span.reach] for x in span.cache.write(layer, span.start, k, v))
+            own = len(k) - (span.shadow[1] - span.shadow[0])
+            held = [x[: span.reach] for x in span.cache.write(layer, span.start, k[:own], v[:own])]
+            k, v = held if own == len(k) else (torch.cat(x) for x in zip(held, (k[own:], v[own:]), strict=True))
         return _attention(q[None], k[None], v[None], mask)[0]
 
 
-def _block_causal(span: Span, block: int, device: torch.device) -> Tensor | None:
-    """bool [span, reach]: a block sees itself and what is before it. None where that is everything."""
-    if span.start // block == (span.reach - 1) // block:
+def _visible(span: Span, block: int | None, device: torch.device) -> Tensor | None:
+    """bool [span, keys]: which keys each position sees (see `Span`); `block`: only its own block and what is before.
+
+    None where all see everything.
+    """
+    size = span.shadow[1] - span.shadow[0]
+    causal = block is not None and span.start // block != (span.reach - 1) // block
+    if not causal and not size:
         return None
-    query = torch.arange(span.start, span.stop, device=device) // block
-    return torch.arange(span.reach, device=device)[None, :] // block <= query[:, None]
+    query = torch.cat([torch.arange(*part, device=device) for part in span.stretches()])
+    keys = torch.cat([torch.arange(span.start, device=device), query])
+    if block is None:
+        seen = torch.ones(len(query), len(keys), dtype=torch.bool, device=device)
+    else:
+        seen = keys // block <= query[:, None] // block
+    if size:
+        seen[:-size, -size:] = False
+        seen[-size:, :-size] &= keys[:-size] != query[-size:, None]
+    return seen
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:

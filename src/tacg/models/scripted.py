@@ -33,13 +33,14 @@ class ScriptedDenoiser:
     def __call__(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Logits [P, V] at `select`; every call moves each row's script on by one step."""
         self.calls += 1
-        frames = []
-        for row in torch.split(tokens, [len(span) for span in spans]):
+        frames: list[Tensor] = []
+        for span, row in zip(spans, torch.split(tokens, [len(span) for span in spans]), strict=True):
             number = int(row[0])
             masks = int((row == self.spec.mask_id).sum())
             step, before = self._played.get(number, (0, 0))
             step = step if masks < before else 0
             self._played[number] = (step + 1, masks)
             script = self.scripts[number]
-            frames.append(script[min(step, len(script) - 1), : len(row)])
+            frame = script[min(step, len(script) - 1)]
+            frames.extend(frame[start:stop] for start, stop in span.stretches())
         return torch.cat(frames)[select]

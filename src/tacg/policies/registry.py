@@ -26,6 +26,8 @@ _BUILT_IN = {
     "d3llm": "tacg.policies.d3llm:D3llm",
     "lookum": "tacg.policies.lookum:Lookum",
     "prophet": "tacg.policies.prophet:Prophet",
+    "streaming": "tacg.policies.streaming:Streaming",
+    "wino": "tacg.policies.wino:Wino",
     "tacg": "tacg.policies.tacg:Tacg",
     "tacg-released": "tacg.policies.tacg_released:TacgReleased",
     "tacg-released-dream": "tacg.policies.tacg_released_dream:TacgReleasedDream",

@@ -91,6 +91,12 @@ def earn(logits: Tensor, store: Tensor, slots: Tensor, first: Tensor, credit: Cr
     return z + credit.weight * held.log1p()
 
 
+def probability(logits: Tensor, token: Tensor) -> Tensor:
+    """Of the given token at each position: logits [P, V], token int64 [P] -> [P]."""
+    z = widened(logits)
+    return (at(z, token) - z.logsumexp(dim=1)).exp()
+
+
 def lowest(dtype: torch.dtype) -> float:
     """What a suppressed token's logit is set to: a number, as no average can be taken of -inf."""
     return max(SUPPRESSED, torch.finfo(dtype).min)

@@ -11,7 +11,7 @@ import torch
 
 from tacg.errors import LogitsError, TacgError, unknown
 from tacg.scan.reference import earn, lowest
-from tacg.types import CONTRASTED, Signals
+from tacg.types import BY_ENGINE, CONTRASTED, Signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -246,5 +246,5 @@ def _decay_to_undo(backend: Any, needs: Needs, memory: Memory) -> float | None:
 def _nothing(logits: Tensor, needs: Needs) -> dict[str, Tensor]:
     """What is read when no position is observed."""
     empty = logits.new_zeros(0, dtype=torch.promote_types(logits.dtype, torch.float32))
-    names = (needs.names - {"noise"}) | {"peak", "confidence"}
+    names = (needs.names - {*BY_ENGINE}) | {"peak", "confidence"}
     return dict.fromkeys(names, empty) | {"token": empty.long()}

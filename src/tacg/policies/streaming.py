@@ -1,0 +1,54 @@
+"""Xiao et al., "Streaming-dLLM: Accelerating Diffusion LLMs via Suffix Pruning and Dynamic Decoding", 2026."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from tacg.knobs import knob
+from tacg.policies.base import Policy, State
+from tacg.types import Decision, Needs
+
+if TYPE_CHECKING:
+    from tacg.types import Signals
+
+
+@dataclass(frozen=True)
+class Streaming(Policy):
+    """Commit above a threshold that falls as the block fills, while most of the suffix is not even computed.
+
+    Behind the block stand `suffix` masks and the last position of the answer, each in its true place. The threshold is
+    τ (1 - α (1 - r)), where r is the share of masks in the block and that suffix; in a block's first step it is τ.
+
+    The authors keep the prefix in a cache (`cache=prefix`), and end the answer at a block that holds an EOS, which
+    `early_stop` does. A canvas keeps what is given behind the block, too. Block-causal models compute no suffix at
+    all; the share counts it nevertheless.
+    """
+
+    name: ClassVar[str] = "streaming"
+
+    threshold: float = knob(0.9, "confidence to commit while all is masked", symbol="τ", low=0, high=1, per_row=True)
+    alpha: float = knob(
+        0.4, "how far the threshold falls with the share of masks", symbol="α", low=0, high=1, per_row=True
+    )
+    suffix: int = knob(96, "masks behind the block that are computed", symbol="W", low=0)
+
+    @property
+    def needs(self) -> Needs:
+        """Nothing but a shorter suffix."""
+        return Needs(suffix=self.suffix)
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """Threshold by the share of masks."""
+        assert signals.masked is not None
+        assert signals.length is not None
+        place, last = torch.arange(signals.masked.shape[1], device=signals.masked.device), signals.length[:, None] - 1
+        block = signals.block
+        edge = ((block <= 0) & (place <= last)).sum(dim=1, keepdim=True)
+        computed = (block >= 0) & ((place < edge + self.suffix) | (place == last)) & (place <= last)
+        share = (signals.masked & computed).sum(dim=1, keepdim=True) / computed.sum(dim=1, keepdim=True).clamp(min=1)
+        share = torch.where(signals.step[:, None] > 0, share, 1.0)
+        ready = signals.eligible & (signals.confidence >= self.threshold * (1 - self.alpha * (1 - share)))
+        return Decision(ready, rank=signals.confidence), state
