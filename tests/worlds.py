@@ -38,8 +38,11 @@ class ReactiveDenoiser:
     """A network-free model whose logits depend on the whole canvas of a row: a wrong commit changes what follows.
 
     Every position mixes random embeddings of all tokens of its row by distance. float64, so that rounding cannot
-    explain a difference. Keeps count of its calls per row length for tests of accounting.
+    explain a difference. Keeps count of its calls per row length for tests of accounting. Its three layers of attention
+    are made up as well, and depend on the canvas.
     """
+
+    shows_attention = True
 
     def __init__(self, seed: int = 0, vocab: int = 23, scale: float = 3.0, eos_ids: tuple[int, ...] = (EOS,)) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -58,6 +61,12 @@ class ReactiveDenoiser:
             near = torch.exp(-(place[:, None] - place).abs() / 4)
             state = near @ self.embed[row] / 2 + self.place[: len(row)] / 4
             frames.append(torch.tanh(state) @ self.head)
+        for span, frame in zip(spans, frames, strict=True):
+            for layer in range(3):
+                if span.attention is not None and span.attention.wants(layer, 3):
+                    here = slice(span.attention.start, span.attention.stop)
+                    scores = (frame[:, 4 * layer : 4 * layer + 4] @ frame[:, 4 * layer + 4 : 4 * layer + 8].T) / 4
+                    span.attention.add(scores.softmax(dim=1)[None, here, here])
         return torch.cat(frames)[select]
 
 

@@ -58,6 +58,7 @@ class Needs:
     committed  committed positions in view are scanned as well, so that they can be re-masked or edited
     samples    how many tokens to sample from the posterior of each position, beside the proposal
     branches   how many alternative canvases the policy may propose for the next step (`Decision.branches`)
+    attention  share of the model's layers, the last ones, whose attention is averaged (0: nobody looks)
     """
 
     names: frozenset[str]
@@ -67,10 +68,11 @@ class Needs:
     committed: bool
     samples: int
     branches: int
+    attention: float
 
     def __init__(
         self, *names: str, contrast: EmaContrast | None = None, credit: Credit | None = None, scope: str = "block",
-        committed: bool = False, samples: int = 0, branches: int = 0,
+        committed: bool = False, samples: int = 0, branches: int = 0, attention: float = 0.0,
     ) -> None:  # fmt: skip
         for name in names:
             if name not in MEASURED:
@@ -79,20 +81,24 @@ class Needs:
             raise TacgError(f"`scope` must be one of {', '.join(SCOPES)}; got {scope!r}.")
         if contrast is None and set(CONTRASTED) & set(names):
             raise TacgError("`needs` of reference or readout must come with contrast=EmaContrast(w, beta).")
+        if branches and attention:
+            raise TacgError("A policy that proposes branches cannot look at attention: set one of the two to 0.")
         for name, value in (
             ("names", frozenset(names)), ("contrast", contrast), ("credit", credit), ("scope", scope),
-            ("committed", committed), ("samples", samples), ("branches", branches),
+            ("committed", committed), ("samples", samples), ("branches", branches), ("attention", attention),
         ):  # fmt: skip
             object.__setattr__(self, name, value)
 
     def __or__(self, other: Needs) -> Needs:
-        for mine, theirs in ((self.contrast, other.contrast), (self.credit, other.credit)):
+        for kind in ("contrast", "credit", "attention"):
+            mine, theirs = getattr(self, kind), getattr(other, kind)
             if mine and theirs and mine != theirs:
-                raise TacgError(f"Two histories of one kind in one policy: {mine} and {theirs}; keep one of them.")
+                raise TacgError(f"Two kinds of {kind} in one policy: {mine} and {theirs}; keep one of them.")
         return Needs(
             *(self.names | other.names), contrast=self.contrast or other.contrast, credit=self.credit or other.credit,
             scope=max(self.scope, other.scope, key=SCOPES.index), committed=self.committed or other.committed,
             samples=max(self.samples, other.samples), branches=max(self.branches, other.branches),
+            attention=self.attention or other.attention,
         )  # fmt: skip
 
     def __contains__(self, name: str) -> bool:
@@ -120,6 +126,8 @@ class Signals:
         noise      uniform in [0, 1), a function of the row's seed, step and position
     samples     int64 [R, L, K]  sampled tokens, with `draws` float [R, L, K], uniform numbers that belong to them
     measure     measures reference and readout where somebody asks: see `with_contrast`
+    attention   float [R, L, L]  how much each position (query) attends to each (key), averaged over heads and layers;
+                between positions of the open blocks, 0 elsewhere
 
     Beyond the active block, for policies that ask:
     masked      bool  [R, L]  not committed yet
@@ -142,6 +150,7 @@ class Signals:
     measure: Callable[[Tensor, str], Tensor] | None = None
     samples: Tensor | None = None
     draws: Tensor | None = None
+    attention: Tensor | None = None
     masked: Tensor | None = None
     written: Tensor | None = None
     grid: Tensor | None = None

@@ -19,7 +19,7 @@ from tacg.cache import Cache, resolve_mode
 from tacg.engine.advance import Boards, Report, advance, in_view
 from tacg.engine.branches import branch_signals, candidates, grown, take_branch
 from tacg.engine.draws import NOISE, PROPOSAL, SAMPLES, sample, uniform
-from tacg.engine.plan import Plan, extent
+from tacg.engine.plan import Plan, attention_map, extent
 from tacg.errors import TacgError
 from tacg.policies.state import resized, restart, stack
 from tacg.scan import Hidden, Trajectories, lowest
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tacg.engine.request import Request
     from tacg.engine.row import Row
-    from tacg.models.base import ModelSpec, Span
+    from tacg.models.base import AttentionMap, ModelSpec, Span
     from tacg.scan import StepScan
     from tacg.types import Branches, Decision, Output, Signals
 
@@ -92,6 +92,7 @@ class Batch:
         self.trajectories.state = self.policy.start(0, 0, device)
         self.branches: Branches | None = None  # proposed in the last step, to be forwarded in this one
         self.plan: Plan | None = None
+        self.maps: list[AttentionMap] = []  # of the live rows, by slot, if the policy looks at attention
         self.view: StepView | None = None
 
     def _upload(self, ids: Sequence[int]) -> Tensor:
@@ -175,14 +176,17 @@ class Batch:
         canvas = self.canvas
         if self.branches is not None:
             canvas = candidates(canvas, self.branches, self.boards.masked, self.prompt)
-        tokens = canvas.view(-1)[plan.pack]
+        tokens, spans = canvas.view(-1)[plan.pack], plan.spans
+        if self.needs.attention:
+            self.maps = [attention_map(row, self.needs.attention) for row in self.live()]
+            spans = [replace(span, attention=each) for span, each in zip(spans, self.maps, strict=True)]
         if self.compact:
             assert self.view.places is not None
             slot = self.view.places // self.length
-            return tokens, plan.spans, self.view.places - slot * self.length + plan.offset[slot, 0, 0]
+            return tokens, spans, self.view.places - slot * self.length + plan.offset[slot, 0, 0]
         columns = self.ruler[:-1] if self.view.columns is None else self.view.columns[:, None]
         select = (plan.offset + columns).view(-1)
-        return tokens, plan.spans, select if plan.inside else select.clamp(max=len(tokens) - 1)
+        return tokens, spans, select if plan.inside else select.clamp(max=len(tokens) - 1)
 
     def computed(self) -> None:
         """The model has computed the plan."""
@@ -235,7 +239,7 @@ class Batch:
         signals = scan.to_signals(
             view.eligible, eager=eager, step=boards.step, steps=steps, masked=boards.masked, written=self._answer,
             grid=boards.grid, current=boards.block, active=self._active(view), opened=boards.open, length=boards.length,
-            **drawn,
+            attention=self._attention(), **drawn,
         )  # fmt: skip
         return scan, replace(signals, due=signals.quota())
 
@@ -244,6 +248,17 @@ class Batch:
         if self.needs.scope == "block":
             return None
         return view.eligible & (self.boards.grid == self.boards.block[:, None])
+
+    def _attention(self) -> Tensor | None:
+        """float [S, L, L], if the policy looks at it."""
+        if not self.maps:
+            return None
+        found = [each.mean() for each in self.maps]
+        board = found[0].new_zeros(len(self.rows), self.length, self.length)
+        for row, each, mean in zip(self.live(), self.maps, found, strict=True):
+            here = slice(each.start - len(row.request.prompt), each.stop - len(row.request.prompt))
+            board[row.slot, here, here] = mean
+        return board
 
     def decide(self, signals: Signals) -> Decision:
         """Signals -> decision."""

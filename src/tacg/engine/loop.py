@@ -143,6 +143,12 @@ class Engine:
                 f'`memory` "hidden" needs a model that shows its hidden states, {name!r} does not: use fp32.'
             )
 
+        if request.policy.needs.attention and not getattr(self.model, "shows_attention", False):
+            raise TacgError(
+                f"`{request.policy.name}` looks at attention, which {self.model.spec.name!r} does not show: "
+                "take another policy, or a model that `tacg.load` gives."
+            )
+
     def _admit(self, events: list[Event]) -> None:
         """Let waiting rows in as long as there is room."""
         room = self.max_rows - sum(len(batch.live()) for batch in self._batches.values())

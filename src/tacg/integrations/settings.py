@@ -68,7 +68,7 @@ def read_settings(given: Mapping[str, Any], allowed: Collection[str] = ()) -> tu
         spelling = f"{spelling}:{settings.preset}"
     policy = get_policy(spelling)
     needs = policy.needs
-    if needs.scope != "block" or needs.committed or needs.samples or needs.branches:
+    if needs.scope != "block" or needs.committed or needs.samples or needs.branches or needs.attention:
         raise TacgError(
             f"`base` must be a policy that fills the masks of one block, as engines hand over no more than that; "
             f"{settings.base!r} reaches beyond it."

@@ -25,6 +25,8 @@ _BUILT_IN = {
     "saber": "tacg.policies.saber:Saber",
     "d3llm": "tacg.policies.d3llm:D3llm",
     "lookum": "tacg.policies.lookum:Lookum",
+    "attention": "tacg.policies.attention:Attention",
+    "dapd": "tacg.policies.dapd:Dapd",
     "prophet": "tacg.policies.prophet:Prophet",
     "tacg": "tacg.policies.tacg:Tacg",
     "tacg-released": "tacg.policies.tacg_released:TacgReleased",
