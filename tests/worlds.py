@@ -72,7 +72,7 @@ class ReactiveDenoiser:
 
 def decode_one(model: object, prompt: tuple[int, ...], policy: Policy, **settings: object) -> Output:
     """One row through a fresh engine."""
-    return Engine(model).generate([Request(prompt, policy, Decode(**settings))])[0]  # type: ignore[arg-type]
+    return Engine(model, verifier=ReactiveDenoiser(99)).generate([Request(prompt, policy, Decode(**settings))])[0]  # type: ignore[arg-type]
 
 
 def scan(

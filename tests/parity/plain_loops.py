@@ -299,7 +299,7 @@ def attention(
     return trace
 
 
-def dapd(task: Task, denoise: Denoise, *, attend: Attend, edge: float, late: float = 0.9, layers: float = 0.3) -> Trace:
+def dapd(task: Task, denoise: Denoise, *, attend: Attend, edge: float, sure: float = 0.9, layers: float = 0.3) -> Trace:
     """DAPD: one after another by weight, leaving out what is joined to one that is taken; late also what is sure."""
     trace = Trace(task, denoise)
     for start, stop, steps in task.blocks():
@@ -317,9 +317,37 @@ def dapd(task: Task, denoise: Denoise, *, attend: Attend, edge: float, late: flo
                     ready.append(i)
             trace.saw["joined to one that is taken"] += len(ready) < len(masks)
             if 2 * len(masks) < stop - start:
-                sure = [i for i in masks if c[i] > late and i not in ready]
-                trace.saw["late and sure"] += bool(sure)
-                ready += sure
+                passed = [i for i in masks if c[i] > sure and i not in ready]
+                trace.saw["late and sure"] += bool(passed)
+                ready += passed
             rest = {i: weight[i] for i in masks if i not in ready}
+            trace.commit(p, ready, best(rest, owed(masks, steps - step) - len(ready)))
+    return trace
+
+
+def apd(task: Task, denoise: Denoise, *, verify: Denoise, weight: float, lookahead: int = 100) -> Trace:
+    """APD: from left to right while the argmax of the mixed logits is what the model proposes; the first always."""
+    trace = Trace(task, denoise)
+    before = len(task.prompt)
+    for start, stop, steps in task.blocks():
+        for step in range(steps):
+            masks = trace.masked(start, stop)
+            if not masks:
+                break
+            own = denoise(trace.canvas, trace.forwards)[before:].copy()
+            p = trace.forward()
+            draft = trace.canvas[: before + stop].copy()
+            for i in masks:
+                draft[before + i] = p[i].argmax()
+            mixed = weight * own[:stop] + (1 - weight) * verify(draft, 0)[before:]
+            mixed[:, task.mask_id] = -np.inf
+            ready = [masks[0]]
+            for i in masks if mixed[masks[0]].argmax() == p[masks[0]].argmax() else []:
+                if i >= masks[0] + lookahead or mixed[i].argmax() != p[i].argmax():
+                    break
+                ready += [i] if i not in ready else []
+            trace.saw["disagree at once"] += mixed[masks[0]].argmax() != p[masks[0]].argmax()
+            trace.saw["stopped by the target"] += 1 < len(ready) < len(masks)
+            rest = {i: -float(i) for i in masks if i not in ready}
             trace.commit(p, ready, best(rest, owed(masks, steps - step) - len(ready)))
     return trace

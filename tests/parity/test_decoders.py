@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tacg.types import Output
 
 MASK, SIZE = 1, 20
-LOOPS = ("schedule", "threshold", "factor", "klass", "eb", "frechet", "attention", "dapd")
+LOOPS = ("schedule", "threshold", "factor", "klass", "eb", "frechet", "attention", "dapd", "apd")
 POLICY = {name: name for name in LOOPS} | {"threshold": "confidence", "factor": "confidence"}
 KNOB = {"tau": "threshold", "f": "factor"}
 
@@ -79,6 +79,9 @@ class ReactiveDenoiser:
         return torch.cat(rows)[select]
 
 
+VERIFIER = ReactiveDenoiser(1000)
+
+
 @dataclass(frozen=True)
 class Case:
     """One row: the task, the plain loop and its arguments; and how the engine is asked for the same."""
@@ -102,6 +105,7 @@ class Case:
     def trace(self, denoise: plain_loops.Denoise, attend: plain_loops.Attend | None = None) -> Trace:
         more: dict[str, Any] = {"observe": self.observe} if self.loop == "klass" else {}
         more |= {"attend": attend} if self.loop in ("attention", "dapd") else {}
+        more |= {"verify": VERIFIER.logits} if self.loop == "apd" else {}
         return getattr(plain_loops, self.loop)(self.task, denoise, **self.settings, **more)
 
 
@@ -131,6 +135,7 @@ def random_case(rng: np.random.Generator, loop: str, taus: Sequence[float]) -> C
         "factor": {"f": float(rng.choice([0.3, 0.7, 1.0, 1.6]))},
         "eb": {"bound": float(rng.choice([0.0, 0.1, 0.5, 1.5]))},
         "frechet": {"delta": float(rng.choice([-0.5, 0.0, 0.25, 0.6]))},
+        "apd": {"weight": float(rng.choice([0.6, 0.8, 0.9])), "lookahead": int(rng.choice([2, 100]))},
         "attention": {
             "threshold": sure["tau"],
             "layers": float(rng.choice([1.0, 0.3])),
@@ -138,7 +143,7 @@ def random_case(rng: np.random.Generator, loop: str, taus: Sequence[float]) -> C
         },
         "dapd": {
             "edge": float(rng.choice([0.01, 0.03, 0.1])),
-            "late": float(rng.choice([0.5, 0.9])),
+            "sure": float(rng.choice([0.5, 0.9])),
             "layers": float(rng.choice([1.0, 0.3])),
         },
         "klass": {
@@ -187,7 +192,7 @@ def compare(
 
     alone  the model as a plain loop sees it, by case (None: the reactive one, which is the same for all)
     """
-    outputs = Engine(model, max_rows=max_rows).generate([case.request() for case in cases])
+    outputs = Engine(model, max_rows=max_rows, verifier=VERIFIER).generate([case.request() for case in cases])
     saw: Counter[str] = Counter()
     for case, output in zip(cases, outputs, strict=True):
         trace = case.trace(alone(case)) if alone else case.trace(model.logits, model.attention)
@@ -223,6 +228,7 @@ MET = {
     "factor": ("base", "fallback", "several at once", "first below its bar", "stopped at the last"),
     "eb": ("base", "fallback", "several at once", "stopped by the bound"),
     "frechet": ("base", "fallback", "several at once", "stopped by the bound"),
+    "apd": ("base", "fallback", "several at once", "disagree at once", "stopped by the target"),
     "attention": ("base", "fallback", "several at once", "accepted and topped up", "all are sure", "outshone"),
     "dapd": ("base", "fallback", "several at once", "joined to one that is taken", "late and sure"),
     "klass": (

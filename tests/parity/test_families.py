@@ -145,7 +145,7 @@ def test_qwen2_sees_what_is_before_and_is_shifted_by_one(tmp_path: Path, tied: b
     twice = {"lm_head.weight": weights["model.embed_tokens.weight"].clone()} | weights
     save_file(twice, directory / "model.safetensors")  # as some checkpoints of tied models are
     assert torch.equal(tacg.load(directory).logits(IDS), llm.logits(IDS))
-    with pytest.raises(tacg.TacgError, match="writes from left to right.*verifier"):
+    with pytest.raises(tacg.TacgError, match=r"writes from left to right.*verifier"):
         llm.generate([7, 8])
 
 

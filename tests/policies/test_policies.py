@@ -324,6 +324,22 @@ def test_dapd_commits_what_does_not_look_at_each_other() -> None:
     assert committed(get_policy("dapd"), late) == [0, 1], "less than half is masked: both are sure"
 
 
+def test_apd_commits_up_to_the_first_disagreement() -> None:
+    """Masks at 1, 2, 4, 5, 6; what is committed at 3 does not count."""
+    masks = torch.tensor([[False, True, True, False, True, True, True]])
+    proposed = torch.tensor([[-1, 7, 8, -1, 9, 5, 5]])
+    given = replace(signals([0.5] * 7), eligible=masks, token=proposed)
+
+    def ready(verified: list[int], **knobs: int) -> list[int]:
+        target = torch.tensor([[-1, *verified[:2], -1, *verified[2:]]])
+        return committed(get_policy("apd", **knobs), replace(given, verified=target))
+
+    assert ready([7, 8, 9, 0, 5]) == [1, 2, 4], "what comes after a disagreement is not trusted"
+    assert ready([0, 8, 9, 5, 5]) == [1], "the first always"
+    assert ready([7, 8, 9, 5, 5]) == [1, 2, 4, 5, 6]
+    assert ready([7, 8, 9, 5, 5], lookahead=4) == [1, 2, 4], "positions 1 to 4"
+
+
 @pytest.mark.parametrize("length", [1, 7, 32, 60])
 def test_the_independent_set_is_the_greedy_one(length: int) -> None:
     """Exact up to two positions a round; beyond that it is part of it."""

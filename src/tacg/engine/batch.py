@@ -20,6 +20,7 @@ from tacg.engine.advance import Boards, Report, advance, in_view
 from tacg.engine.branches import branch_signals, candidates, grown, take_branch
 from tacg.engine.draws import NOISE, PROPOSAL, SAMPLES, sample, uniform
 from tacg.engine.plan import Plan, attention_map, extent
+from tacg.engine.verify import verify
 from tacg.errors import TacgError
 from tacg.policies.state import resized, restart, stack
 from tacg.scan import Hidden, Trajectories, lowest
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 
     from tacg.engine.request import Request
     from tacg.engine.row import Row
-    from tacg.models.base import AttentionMap, ModelSpec, Span
+    from tacg.models.base import AttentionMap, Denoiser, ModelSpec, Span
     from tacg.scan import StepScan
-    from tacg.types import Branches, Decision, Output, Signals
+    from tacg.types import Branches, Decision, Mix, Output, Signals
 
 
 class StepView(NamedTuple):
@@ -76,14 +77,20 @@ class Batch:
     boards  where each row stands (see `Boards`)
     """
 
-    def __init__(self, request: Request, spec: ModelSpec, device: torch.device, max_rows: int) -> None:
+    def __init__(
+        self, request: Request, spec: ModelSpec, device: torch.device, max_rows: int, verifier: Denoiser | None = None
+    ) -> None:
         self.policy, self.decode, self.needs = request.policy, request.decode, request.policy.needs
         self.spec, self.device, self.max_rows = spec, device, max_rows
         self.mode = resolve_mode(self.decode.cache, self.decode.observe, spec, self.needs)
         self.whole = self.decode.observe == "sequence" or self.needs.scope != "block"
         self.compact = device.type == "cpu" and not self.needs.branches
         self.rows: list[Row | None] = []
-        self.suppressed = self._upload(sorted({*spec.unwritable, *self.decode.suppress}))
+        self.verifier = verifier
+        suppressed = sorted({*spec.unwritable, *self.decode.suppress})
+        self.suppressed = self._upload(suppressed)
+        if verifier is not None:  # its vocabulary may be smaller
+            self.never_verified = self._upload([each for each in suppressed if each < verifier.spec.vocab_size])
         self.eos = self._upload(spec.eos_ids) if self.decode.early_stop and spec.eos_ids else None
         self.prompt = self.length = self.width = self.most = 0
         self.canvas = torch.full((0, 1), spec.mask_id, device=device)
@@ -241,6 +248,8 @@ class Batch:
             grid=boards.grid, current=boards.block, active=self._active(view), opened=boards.open, length=boards.length,
             attention=self._attention(), **drawn,
         )  # fmt: skip
+        if self.needs.verifier is not None:
+            signals = replace(signals, verified=self._verified(scan, signals, self.needs.verifier))
         return scan, replace(signals, due=signals.quota())
 
     def _active(self, view: StepView) -> Tensor | None:
@@ -259,6 +268,22 @@ class Batch:
             here = slice(each.start - len(row.request.prompt), each.stop - len(row.request.prompt))
             board[row.slot, here, here] = mean
         return board
+
+    def _verified(self, scan: StepScan, signals: Signals, mix: Mix) -> Tensor:
+        """int64 [S, L]: what the mixture with the verifier would write."""
+        assert self.verifier is not None
+        drafts = self.canvas.clone()
+        answers = drafts[:, self.prompt : self.prompt + self.length]
+        answers.copy_(torch.where(signals.eligible, signals.token, answers))
+        places = self._every_place() if scan.places is None else scan.places
+        target = verify(
+            self.verifier, mix, self.rows, drafts, self.prompt, self.length, places, scan.logits, self.never_verified,
+            keep=not self.policy.revises,
+        )  # fmt: skip
+        return torch.where(signals.eligible, scan.spread(target, -1), -1)
+
+    def _every_place(self) -> Tensor:
+        return (self.origins + self.ruler[:-1]).view(-1)
 
     def decide(self, signals: Signals) -> Decision:
         """Signals -> decision."""

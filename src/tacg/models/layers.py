@@ -96,7 +96,7 @@ class PackedRows:
     def _show(self, layer: int, q: Tensor, k: Tensor) -> None:
         """Fill the attention maps that are asked for. Each row by itself, so that neighbours do not matter."""
         sizes = [len(span) for span in self.spans]
-        for span, mask, mine, own in zip(self.spans, self.masks, q.split(sizes), k.split(sizes), strict=True):
+        for span, mask, mine, own in zip(self.spans, self.masks, *(torch.split(x, sizes) for x in (q, k)), strict=True):
             asked = span.attention
             if asked is not None and asked.wants(layer, self.layers):
                 keys = own if span.cache is None else span.cache.layers[layer][0][: span.reach]
@@ -124,8 +124,8 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> T
 
 def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     """What fused attention does not tell: [T, H, D] and keys [S, KV, D] -> probabilities float32 [H, T, S]."""
-    queries, keys = q.float().transpose(0, 1).unflatten(0, (k.shape[1], -1)), k.float().permute(1, 2, 0)
-    scores = (queries.flatten(1, 2) @ keys).view(-1, len(q), len(k)) * q.shape[2] ** -0.5
+    queries = q.float().transpose(0, 1).reshape(k.shape[1], -1, q.shape[2])  # heads that share keys side by side
+    scores = (queries @ k.float().permute(1, 2, 0)).view(-1, len(q), len(k)) * q.shape[2] ** -0.5
     return torch.softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf), dim=2)
 
 

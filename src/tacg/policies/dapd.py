@@ -25,7 +25,7 @@ class Dapd(Policy):
     """Commit positions together that do not look at each other: an independent set of the graph that attention draws.
 
     Masks i and j are joined if (a_ij + a_ji) / 2 is above `edge`. The set is the greedy one, by (Σ_j s_ij) · c_i. When
-    less than half of the block is masked, whatever is surer than `late` is committed as well.
+    less than half of the block is masked, whatever is surer than `sure` is committed as well.
 
     The authors' `edge` depends on the step, in a way that we could not read anywhere; ours is one number.
     """
@@ -33,7 +33,7 @@ class Dapd(Policy):
     name: ClassVar[str] = "dapd"
 
     edge: float = knob(0.01, "attention above which two masks depend on each other", symbol="τ", low=0, per_row=True)
-    late: float = knob(0.9, "confidence to commit once half of the block is written", low=0, high=1, per_row=True)
+    sure: float = knob(0.9, "confidence to commit once half of the block is written", low=0, high=1, per_row=True)
     layers: float = knob(0.3, "share of the layers whose attention counts, the last ones", low=0.01, high=1)
 
     @property
@@ -57,7 +57,7 @@ class Dapd(Policy):
         place = torch.arange(rank.shape[1], device=rank.device)
         inside = (signals.grid == signals.current[:, None]) & (place < signals.length[:, None])
         few = 2 * signals.eligible.sum(dim=1) < inside.sum(dim=1)
-        sure = signals.eligible & (signals.confidence > self.late) & few[:, None]
+        sure = signals.eligible & (signals.confidence > self.sure) & few[:, None]
         return Decision(ready | sure, rank=rank), state
 
 

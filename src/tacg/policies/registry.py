@@ -27,6 +27,7 @@ _BUILT_IN = {
     "lookum": "tacg.policies.lookum:Lookum",
     "attention": "tacg.policies.attention:Attention",
     "dapd": "tacg.policies.dapd:Dapd",
+    "apd": "tacg.policies.apd:Apd",
     "prophet": "tacg.policies.prophet:Prophet",
     "tacg": "tacg.policies.tacg:Tacg",
     "tacg-released": "tacg.policies.tacg_released:TacgReleased",
