@@ -38,8 +38,11 @@ class ReactiveDenoiser:
     """A network-free model whose logits depend on the whole canvas of a row: a wrong commit changes what follows.
 
     Every position mixes random embeddings of all tokens that it sees by distance. float64, so that rounding cannot
-    explain a difference. Keeps count of its calls per row length for tests of accounting.
+    explain a difference. Keeps count of its calls per row length for tests of accounting. Its three layers of attention
+    are made up as well, and depend on the canvas.
     """
+
+    shows_attention = True
 
     def __init__(self, seed: int = 0, vocab: int = 23, scale: float = 3.0, eos_ids: tuple[int, ...] = (EOS,)) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -62,12 +65,18 @@ class ReactiveDenoiser:
             near = torch.exp(-(place[:, None] - place).abs().double() / 4).masked_fill(hidden, 0.0)
             state = near @ self.embed[row] / 2 + self.place[place] / 4
             frames.append(torch.tanh(state) @ self.head)
+        for span, frame in zip(spans, frames, strict=True):
+            for layer in range(3):
+                if span.attention is not None and span.attention.wants(layer, 3):
+                    here = slice(span.attention.start, span.attention.stop)
+                    scores = (frame[:, 4 * layer : 4 * layer + 4] @ frame[:, 4 * layer + 4 : 4 * layer + 8].T) / 4
+                    span.attention.add(scores.softmax(dim=1)[None, here, here])
         return torch.cat(frames)[select]
 
 
 def decode_one(model: object, prompt: tuple[int, ...], policy: Policy, **settings: object) -> Output:
     """One row through a fresh engine."""
-    return Engine(model).generate([Request(prompt, policy, Decode(**settings))])[0]  # type: ignore[arg-type]
+    return Engine(model, verifier=ReactiveDenoiser(99)).generate([Request(prompt, policy, Decode(**settings))])[0]  # type: ignore[arg-type]
 
 
 def scan(

@@ -16,7 +16,7 @@ from tacg.engine.events import Event, Finished
 from tacg.engine.loop import Engine, refuse_failures
 from tacg.engine.request import Request, resolve
 from tacg.errors import TacgError
-from tacg.models.base import whole
+from tacg.models.base import NO_MASK, whole
 from tacg.models.loading import load_checkpoint
 
 if TYPE_CHECKING:
@@ -36,11 +36,15 @@ Prompt = str | list["Message"] | list[int] | Canvas
 
 
 class LLM:
-    """A diffusion language model ready to decode. Make one with `tacg.load`."""
+    """A diffusion language model ready to decode. Make one with `tacg.load`.
 
-    def __init__(self, model: Denoiser, tokenizer: Tokenizer) -> None:
+    verifier  an autoregressive model with the same tokenizer, which the policy `apd` needs
+    """
+
+    def __init__(self, model: Denoiser, tokenizer: Tokenizer, verifier: Denoiser | None = None) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self.verifier = verifier
 
     @overload
     def generate(
@@ -186,7 +190,7 @@ class LLM:
             self.request(prompt, made, decode.replace(seed=seed), chat)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
-        for event in Engine(self.model, batch_size).stream(requests, detail=detail):
+        for event in Engine(self.model, batch_size, self.verifier).stream(requests, detail=detail):
             if isinstance(event, Finished):
                 yield replace(event, output=self._with_text(event.output, prompts[event.row], requests[event.row]))
             else:
@@ -224,6 +228,7 @@ class LLM:
 def load(
     source: str | Path = "pocket", *, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu",
     revision: str | None = None, offline: bool = False, tell: Callable[[int, int], None] | None = None,
+    verifier: str | Path | None = None,
 ) -> LLM:  # fmt: skip
     """Load a model.
 
@@ -233,8 +238,27 @@ def load(
     device    "cpu", "cuda", "cuda:1", "mps", …, or "auto": cuda if there is one, then mps, then cpu
     revision  branch, tag or commit of a hub id; `offline` takes only what was downloaded before
     tell      called with (bytes loaded, bytes in all) on the way
+    verifier  a directory or hub id of an autoregressive model with the same tokenizer, for the policy `apd`
     """
-    return LLM(*load_checkpoint(source, dtype=dtype, device=device, revision=revision, offline=offline, tell=tell))
+    llm = LLM(*load_checkpoint(source, dtype=dtype, device=device, revision=revision, offline=offline, tell=tell))
+    if verifier is not None:
+        llm.verifier = _verifier(verifier, llm, dtype, device, offline)
+    return llm
+
+
+def _verifier(
+    source: str | Path, llm: LLM, dtype: str | torch.dtype, device: str | torch.device, offline: bool
+) -> Denoiser:
+    """A model that can verify what this one drafts."""
+    model, tokenizer = load_checkpoint(source, dtype=dtype, device=device, offline=offline)
+    if model.spec.mask_id != NO_MASK:
+        raise TacgError(f"`verifier` must be an autoregressive model, such as Qwen2.5-0.5B; {str(source)!r} is none.")
+    if not tokenizer.agrees_with(llm.tokenizer):
+        raise TacgError(
+            f"`verifier` must have the tokenizer of {llm.model.spec.name!r}, so that ids mean the same; that of "
+            f"{str(source)!r} differs."
+        )
+    return model
 
 
 def _listed(prompts: Any) -> tuple[list[Any], bool]:

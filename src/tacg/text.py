@@ -69,6 +69,12 @@ class Tokenizer:
         """Every id that stands for a token."""
         return set(self._backend.get_vocab(with_added_tokens=True).values())
 
+    def agrees_with(self, other: Tokenizer) -> bool:
+        """Whether ids mean the same in both: tokens that both have, nearly all of the smaller one's, have one id."""
+        mine, theirs = (each._backend.get_vocab(with_added_tokens=True) for each in (self, other))
+        same = [mine[token] == theirs[token] for token in mine.keys() & theirs.keys()]
+        return all(same) and len(same) >= 0.9 * min(len(mine), len(theirs))
+
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation, ready for the assistant's turn."""
         return self.encode(self.render(messages))

@@ -48,6 +48,13 @@ class Credit:
     power: float
 
 
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """How logits are mixed with those of the engine's verifier: weight z + (1 - weight) z_verifier (APD)."""
+
+    weight: float
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Needs:
     """What a policy reads beyond token and confidence. A policy that reads nothing else needs nothing.
@@ -61,6 +68,8 @@ class Needs:
     suffix     of the masks behind the open blocks only so many are computed, and the last position; None: all of them
     samples    how many tokens to sample from the posterior of each position, beside the proposal
     branches   how many alternative canvases the policy may propose for the next step (`Decision.branches`)
+    attention  share of the model's layers, the last ones, whose attention is averaged (0: nobody looks)
+    verifier   the draft is scored by the engine's verifier, mixed in like this
     """
 
     names: frozenset[str]
@@ -71,10 +80,13 @@ class Needs:
     samples: int
     branches: int
     suffix: int | None
+    attention: float
+    verifier: Mix | None
 
     def __init__(
         self, *names: str, contrast: EmaContrast | None = None, credit: Credit | None = None, scope: str = "block",
         committed: bool = False, samples: int = 0, branches: int = 0, suffix: int | None = None,
+        attention: float = 0.0, verifier: Mix | None = None,
     ) -> None:  # fmt: skip
         for name in names:
             if name not in MEASURED:
@@ -83,23 +95,27 @@ class Needs:
             raise TacgError(f"`scope` must be one of {', '.join(SCOPES)}; got {scope!r}.")
         if contrast is None and set(CONTRASTED) & set(names):
             raise TacgError("`needs` of reference or readout must come with contrast=EmaContrast(w, beta).")
+        if branches and (attention or verifier):
+            raise TacgError("A policy that proposes branches can neither look at attention nor be verified.")
         for name, value in (
             ("names", frozenset(names)), ("contrast", contrast), ("credit", credit), ("scope", scope),
             ("committed", committed or "recheck" in names), ("samples", samples), ("branches", branches),
-            ("suffix", suffix),
+            ("suffix", suffix), ("attention", attention), ("verifier", verifier),
         ):  # fmt: skip
             object.__setattr__(self, name, value)
 
     def __or__(self, other: Needs) -> Needs:
-        for mine, theirs in ((self.contrast, other.contrast), (self.credit, other.credit)):
+        for kind in ("contrast", "credit", "attention", "verifier"):
+            mine, theirs = getattr(self, kind), getattr(other, kind)
             if mine and theirs and mine != theirs:
-                raise TacgError(f"Two histories of one kind in one policy: {mine} and {theirs}; keep one of them.")
+                raise TacgError(f"Two kinds of {kind} in one policy: {mine} and {theirs}; keep one of them.")
         suffixes = [each for each in (self.suffix, other.suffix) if each is not None]
         return Needs(
             *(self.names | other.names), contrast=self.contrast or other.contrast, credit=self.credit or other.credit,
             scope=max(self.scope, other.scope, key=SCOPES.index), committed=self.committed or other.committed,
             samples=max(self.samples, other.samples), branches=max(self.branches, other.branches),
-            suffix=max(suffixes) if suffixes else None,
+            suffix=max(suffixes) if suffixes else None, attention=self.attention or other.attention,
+            verifier=self.verifier or other.verifier,
         )  # fmt: skip
 
     def __contains__(self, name: str) -> bool:
@@ -129,6 +145,10 @@ class Signals:
                    All else that is told of committed positions is the shadow's, too
     samples     int64 [R, L, K]  sampled tokens, with `draws` float [R, L, K], uniform numbers that belong to them
     measure     measures reference and readout where somebody asks: see `with_contrast`
+    attention   float [R, L, L]  how much each position (query) attends to each (key), averaged over heads and layers;
+                between positions of the open blocks, 0 elsewhere
+    verified    int64 [R, L]  what the mixture with the verifier would write here if everything before it were written
+                as proposed (-1 where nothing is eligible)
 
     Beyond the active block, for policies that ask:
     masked      bool  [R, L]  not committed yet
@@ -151,6 +171,8 @@ class Signals:
     measure: Callable[[Tensor, str], Tensor] | None = None
     samples: Tensor | None = None
     draws: Tensor | None = None
+    attention: Tensor | None = None
+    verified: Tensor | None = None
     masked: Tensor | None = None
     written: Tensor | None = None
     grid: Tensor | None = None
@@ -286,6 +308,7 @@ class Output:
     tokens     the generated ids: all `gen_length` of them, or up to and with the first EOS under early stopping
     forwards   how often the model was called for this row; each branch of a step counts
     positions  how many positions these forwards computed
+    auxiliary  how often another model (the verifier) was called, and `auxiliary_positions` what that computed
     commits    every commit in the order it happened
     error      why it ended early, with finish_reason "error"; else empty
     holes      of a canvas: the texts that its holes were filled with
@@ -301,6 +324,8 @@ class Output:
     commits: tuple[Commit, ...]
     error: str = ""
     positions: int = 0
+    auxiliary: int = 0
+    auxiliary_positions: int = 0
     holes: tuple[str, ...] = ()
 
     @property

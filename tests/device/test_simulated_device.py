@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from torch.nn import functional as F
 import tacg
 from tacg.bench.simulated_device import DeviceTensor, MixedDevicesError, SimulatedDevice, guard
 from tacg.errors import TacgError
+from tacg.models.loading import locate
+from tacg.models.tiny import write_checkpoint
 from tacg.policies import policy_names
 from tacg.scan import Trajectories
 from tacg.tasks import get_task
@@ -248,9 +251,14 @@ def test_emulated_scan_is_the_kernel(sampled: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def pocket() -> tuple[tacg.LLM, tacg.LLM]:
+def pocket(tmp_path_factory: pytest.TempPathFactory) -> tuple[tacg.LLM, tacg.LLM]:
+    """With a verifier that has learned nothing but pocket's vocabulary."""
+    home = locate("pocket")
+    verifier = write_checkpoint(tmp_path_factory.mktemp("verifier"), family="qwen2", liveliness=1.0, vocab_size=640)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(home / name, verifier / name)
     with SimulatedDevice():
-        return tacg.load("pocket"), tacg.load("pocket", device="cuda")
+        return tacg.load("pocket", verifier=verifier), tacg.load("pocket", device="cuda", verifier=verifier)
 
 
 @dataclass(frozen=True)
@@ -279,6 +287,7 @@ def test_a_planted_mix_is_caught(pocket: tuple[tacg.LLM, tacg.LLM]) -> None:
         ("tacg", {"temperature": 0.7}),
         ("schedule", {"rank_by": "random", "steps": 6}),
         ("tacg", {"cache": "dual"}),
+        ("attention", {"cache": "dual"}),
         ("tacg", {"observe": "sequence"}),
         ("tacg", {"memory": "hidden"}),
     ],

@@ -34,7 +34,7 @@ def step_of(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> tuple[Boards, Te
         return plain(batch, signals)
 
     monkeypatch.setattr(Batch, "decide", decide)
-    engine = Engine(ReactiveDenoiser(3, scale=1.0))
+    engine = Engine(ReactiveDenoiser(3, scale=1.0), verifier=ReactiveDenoiser(99))
     decode = Decode(gen_length=24, block_length=12, early_stop=False)
     for row in range(4):
         engine.submit(Request((2 + row, 5), policy, decode))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Canvas = NDArray[np.int64]
 Denoise = Callable[[Canvas, int], Array]  # canvas, forwards made before -> logits [positions, V], prompt included
+Attend = Callable[[Canvas], list[Array]]  # canvas -> attention [positions, positions] of each layer, prompt included
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,12 @@ class Trace:
         logits[:, self.task.mask_id] = -np.inf
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         return weights / weights.sum(axis=1, keepdims=True)
+
+    def looking(self, attend: Attend, share: float) -> tuple[Array, Array]:
+        """Posteriors, and how answer positions attend to each other, averaged over a share of the layers."""
+        every, before = attend(self.canvas), len(self.task.prompt)
+        last = every[-max(1, round(share * len(every))) :]
+        return self.forward(), np.mean(last, axis=0)[before:, before:]
 
     def commit(self, p: Array, accepted: list[int], topped_up: list[int]) -> None:
         """Write the most probable tokens; `accepted` by the decoder's own rule, `topped_up` because they were owed."""
@@ -260,4 +267,87 @@ def frechet(task: Task, denoise: Denoise, *, delta: float) -> Trace:
                 passed.append(i)
             rest = {i: c[i] for i in masks if i not in passed}
             trace.commit(p, passed, best(rest, owed(masks, steps - step) - len(passed)))
+    return trace
+
+
+def attention(
+    task: Task,
+    denoise: Denoise,
+    *,
+    attend: Attend,
+    threshold: float = 0.9,
+    layers: float = 1.0,
+    sequential: bool = False,
+) -> Trace:
+    """Attn-Sampler: what is sure and more looked at than all that is unsure, else what is looked at most."""
+    trace = Trace(task, denoise)
+    for start, stop, steps in task.blocks():
+        for step in range(steps):
+            masks = trace.masked(start, stop)
+            if not masks:
+                break
+            p, a = trace.looking(attend, layers)
+            influence = {j: float(sum(a[i, j] for i in range(start, stop))) for j in masks}
+            sure = [i for i in masks if p[i].max() >= threshold]
+            unsure = [influence[i] for i in masks if i not in sure]
+            ready = [i for i in sure if not unsure or influence[i] > max(unsure)]
+            trace.saw["all are sure"] += not unsure and len(masks) > 1
+            trace.saw["outshone"] += len(sure) > len(ready)
+            ready = [] if sequential else ready
+            rest = {i: influence[i] for i in masks if i not in ready}
+            trace.commit(p, ready, best(rest, owed(masks, steps - step) - len(ready)))
+    return trace
+
+
+def dapd(task: Task, denoise: Denoise, *, attend: Attend, edge: float, sure: float = 0.9, layers: float = 0.3) -> Trace:
+    """DAPD: one after another by weight, leaving out what is joined to one that is taken; late also what is sure."""
+    trace = Trace(task, denoise)
+    for start, stop, steps in task.blocks():
+        for step in range(steps):
+            masks = trace.masked(start, stop)
+            if not masks:
+                break
+            p, a = trace.looking(attend, layers)
+            c = {i: float(p[i].max()) for i in masks}
+            s = {(i, j): (a[i, j] + a[j, i]) / 2 for i in masks for j in masks if i != j}
+            weight = {i: float(sum(s[i, j] for j in masks if j != i)) * c[i] for i in masks}
+            ready: list[int] = []
+            for i in best(weight, len(masks)):
+                if all(s[i, j] <= edge for j in ready):
+                    ready.append(i)
+            trace.saw["joined to one that is taken"] += len(ready) < len(masks)
+            if 2 * len(masks) < stop - start:
+                passed = [i for i in masks if c[i] > sure and i not in ready]
+                trace.saw["late and sure"] += bool(passed)
+                ready += passed
+            rest = {i: weight[i] for i in masks if i not in ready}
+            trace.commit(p, ready, best(rest, owed(masks, steps - step) - len(ready)))
+    return trace
+
+
+def apd(task: Task, denoise: Denoise, *, verify: Denoise, weight: float, lookahead: int = 100) -> Trace:
+    """APD: from left to right while the argmax of the mixed logits is what the model proposes; the first always."""
+    trace = Trace(task, denoise)
+    before = len(task.prompt)
+    for start, stop, steps in task.blocks():
+        for step in range(steps):
+            masks = trace.masked(start, stop)
+            if not masks:
+                break
+            own = denoise(trace.canvas, trace.forwards)[before:].copy()
+            p = trace.forward()
+            draft = trace.canvas[: before + stop].copy()
+            for i in masks:
+                draft[before + i] = p[i].argmax()
+            mixed = weight * own[:stop] + (1 - weight) * verify(draft, 0)[before:]
+            mixed[:, task.mask_id] = -np.inf
+            ready = [masks[0]]
+            for i in masks if mixed[masks[0]].argmax() == p[masks[0]].argmax() else []:
+                if i >= masks[0] + lookahead or mixed[i].argmax() != p[i].argmax():
+                    break
+                ready += [i] if i not in ready else []
+            trace.saw["disagree at once"] += mixed[masks[0]].argmax() != p[masks[0]].argmax()
+            trace.saw["stopped by the target"] += 1 < len(ready) < len(masks)
+            rest = {i: -float(i) for i in masks if i not in ready}
+            trace.commit(p, ready, best(rest, owed(masks, steps - step) - len(ready)))
     return trace

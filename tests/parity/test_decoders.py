@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tacg.types import Output
 
 MASK, SIZE = 1, 20
-LOOPS = ("schedule", "threshold", "factor", "klass", "eb", "frechet")
+LOOPS = ("schedule", "threshold", "factor", "klass", "eb", "frechet", "attention", "dapd", "apd")
 POLICY = {name: name for name in LOOPS} | {"threshold": "confidence", "factor": "confidence"}
 KNOB = {"tau": "threshold", "f": "factor"}
 
@@ -35,8 +35,10 @@ class ReactiveDenoiser:
 
     A position feels the tokens up to three places away strongly and the whole canvas weakly; masks say nothing. So
     confidence grows as neighbours are committed, and far commits move posteriors by a little: KL on both sides of a
-    threshold. In float64, so that rounding cannot explain a difference.
+    threshold. In float64, so that rounding cannot explain a difference. Attention is sharp, and goes by the logits.
     """
+
+    shows_attention = True
 
     def __init__(self, seed: int, *, gain: float = 2.2) -> None:
         rng = np.random.default_rng(seed)
@@ -59,9 +61,25 @@ class ReactiveDenoiser:
                 state[low:high] += x[low + shift : high + shift] @ weight
         return np.tanh(state) @ self.head
 
+    def attention(self, canvas: Canvas) -> list[Array]:
+        """Of one row, three layers [positions, positions]."""
+        z = self.logits(canvas)
+        scores = [z[:, 4 * n : 4 * n + 4] @ z[:, 4 * n + 4 : 4 * n + 8].T / 9 for n in range(3)]
+        weights = [np.exp(each - each.max(axis=1, keepdims=True)) for each in scores]
+        return [each / each.sum(axis=1, keepdims=True) for each in weights]
+
     def __call__(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
+        for span, row in zip(spans, tokens.split([len(span) for span in spans]), strict=True):
+            asked = span.attention
+            for layer, weights in enumerate(self.attention(row.numpy()) if asked else ()):
+                if asked is not None and asked.wants(layer, 3):
+                    here = slice(asked.start, asked.stop)
+                    asked.add(torch.from_numpy(weights[None, here, here]))
         rows = [torch.from_numpy(self.logits(row.numpy())) for row in tokens.split([len(span) for span in spans])]
         return torch.cat(rows)[select]
+
+
+VERIFIER = ReactiveDenoiser(1000)
 
 
 @dataclass(frozen=True)
@@ -84,8 +102,10 @@ class Case:
         )
         return Request(self.task.prompt, policy, decode)
 
-    def trace(self, denoise: plain_loops.Denoise) -> Trace:
-        more = {"observe": self.observe} if self.loop == "klass" else {}
+    def trace(self, denoise: plain_loops.Denoise, attend: plain_loops.Attend | None = None) -> Trace:
+        more: dict[str, Any] = {"observe": self.observe} if self.loop == "klass" else {}
+        more |= {"attend": attend} if self.loop in ("attention", "dapd") else {}
+        more |= {"verify": VERIFIER.logits} if self.loop == "apd" else {}
         return getattr(plain_loops, self.loop)(self.task, denoise, **self.settings, **more)
 
 
@@ -115,6 +135,17 @@ def random_case(rng: np.random.Generator, loop: str, taus: Sequence[float]) -> C
         "factor": {"f": float(rng.choice([0.3, 0.7, 1.0, 1.6]))},
         "eb": {"bound": float(rng.choice([0.0, 0.1, 0.5, 1.5]))},
         "frechet": {"delta": float(rng.choice([-0.5, 0.0, 0.25, 0.6]))},
+        "apd": {"weight": float(rng.choice([0.6, 0.8, 0.9])), "lookahead": int(rng.choice([2, 100]))},
+        "attention": {
+            "threshold": sure["tau"],
+            "layers": float(rng.choice([1.0, 0.3])),
+            "sequential": bool(rng.random() < 0.2),
+        },
+        "dapd": {
+            "edge": float(rng.choice([0.01, 0.03, 0.1])),
+            "sure": float(rng.choice([0.5, 0.9])),
+            "layers": float(rng.choice([1.0, 0.3])),
+        },
         "klass": {
             **sure,
             "kl_threshold": float(rng.choice([0.001, 0.01, 0.05, 0.2, 26.5])),  # 26.5: first observations may pass
@@ -161,10 +192,10 @@ def compare(
 
     alone  the model as a plain loop sees it, by case (None: the reactive one, which is the same for all)
     """
-    outputs = Engine(model, max_rows=max_rows).generate([case.request() for case in cases])
+    outputs = Engine(model, max_rows=max_rows, verifier=VERIFIER).generate([case.request() for case in cases])
     saw: Counter[str] = Counter()
     for case, output in zip(cases, outputs, strict=True):
-        trace = case.trace(alone(case) if alone else model.logits)
+        trace = case.trace(alone(case)) if alone else case.trace(model.logits, model.attention)
         check(case, output, trace)
         task = case.task
         saw += trace.saw
@@ -197,6 +228,9 @@ MET = {
     "factor": ("base", "fallback", "several at once", "first below its bar", "stopped at the last"),
     "eb": ("base", "fallback", "several at once", "stopped by the bound"),
     "frechet": ("base", "fallback", "several at once", "stopped by the bound"),
+    "apd": ("base", "fallback", "several at once", "disagree at once", "stopped by the target"),
+    "attention": ("base", "fallback", "several at once", "accepted and topped up", "all are sure", "outshone"),
+    "dapd": ("base", "fallback", "several at once", "joined to one that is taken", "late and sure"),
     "klass": (
         "base",
         "fallback",
@@ -228,7 +262,7 @@ def test_decoders_do_not_disturb_each_other_in_one_batch() -> None:
     for seed in range(100, 103):
         batch = random_batch(np.random.default_rng(seed), LOOPS * 2, rows=6)
         saw += compare(ReactiveDenoiser(seed), batch, max_rows=13)
-    assert saw["rows"] == 216
+    assert saw["rows"] == 36 * len(LOOPS)
     assert_met(saw, "base", "fallback", "KL blocks", "several at once")
 
 

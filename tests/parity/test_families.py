@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import tacg
 from tacg.models.tiny import write_checkpoint
@@ -49,15 +49,19 @@ def common(config: Any) -> dict[str, Any]:
     }
 
 
-def qwen2(directory: Path, config: Any) -> torch.nn.Module:
+def qwen2_model(config: Any, *, causal: bool) -> torch.nn.Module:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     theirs = Qwen2Config(
         **common(config), intermediate_size=config.inner,
         rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
     )  # fmt: skip
-    theirs.is_causal = False
-    model = Qwen2ForCausalLM(theirs).eval()
+    theirs.is_causal = causal
+    return Qwen2ForCausalLM(theirs).eval()
+
+
+def qwen2(directory: Path, config: Any) -> torch.nn.Module:
+    model = qwen2_model(config, causal=False)
     model.load_state_dict(load_file(directory / "model.safetensors"), strict=True)
     return model
 
@@ -126,6 +130,23 @@ def test_dream_is_a_qwen2_shifted_by_one(tmp_path: Path, shape: dict[str, int]) 
     ours = llm.logits(IDS)
     assert float((ours[:, 1:] - raw[:, :-1]).abs().max()) <= 1e-5
     assert float((ours[:, 0] - raw[:, 0]).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_qwen2_sees_what_is_before_and_is_shifted_by_one(tmp_path: Path, tied: bool) -> None:
+    directory = write_checkpoint(tmp_path, family="qwen2", liveliness=1.0, tie_word_embeddings=tied)
+    llm = tacg.load(directory)
+    weights = load_file(directory / "model.safetensors")
+    theirs = qwen2_model(llm.model.config, causal=True)  # type: ignore[attr-defined]
+    theirs.load_state_dict({"lm_head.weight": weights["model.embed_tokens.weight"]} | weights, strict=True)
+    with torch.no_grad():
+        raw = theirs(input_ids=IDS).logits
+    assert float((llm.logits(IDS)[:, 1:] - raw[:, :-1]).abs().max()) <= 2e-5
+    twice = {"lm_head.weight": weights["model.embed_tokens.weight"].clone()} | weights
+    save_file(twice, directory / "model.safetensors")  # as some checkpoints of tied models are
+    assert torch.equal(tacg.load(directory).logits(IDS), llm.logits(IDS))
+    with pytest.raises(tacg.TacgError, match=r"writes from left to right.*verifier"):
+        llm.generate([7, 8])
 
 
 @pytest.mark.parametrize("shape", [{}, {"num_experts": 4, "num_experts_per_tok": 3, "num_key_value_heads": 2}])

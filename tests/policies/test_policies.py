@@ -13,6 +13,7 @@ import tacg
 from tacg import Decision, Needs, TacgError
 from tacg.engine.request import Decode, resolve
 from tacg.policies import Policy, State, get_policy, policy_names, presets, register
+from tacg.policies.dapd import ROUNDS, independent_set
 from tacg.scan import Trajectories
 from tacg.types import Signals, top
 from tests.worlds import scan
@@ -289,3 +290,76 @@ def test_credit_goes_to_tokens_that_stay_on_top() -> None:
     trajectories, needs = Trajectories(1, 1), get_policy("credit").needs
     proposed = [int(scan(frame[1:], torch.arange(1), trajectories, needs)["token"]) for frame in script]
     assert proposed == [3, 3, 3, 4], "credit fades as it is not renewed"
+
+
+def looking(rows: list[list[float]]) -> torch.Tensor:
+    return torch.tensor([rows])
+
+
+def test_attention_commits_what_is_looked_at_and_sure() -> None:
+    """Columns add up to 0.9, 0.6, 0.8, 0.2: position 1 is sure, but 2 is unsure and looked at more."""
+    attention = looking([[0.3, 0.2, 0.2, 0.1], [0.2, 0.2, 0.2, 0.0], [0.2, 0.1, 0.2, 0.1], [0.2, 0.1, 0.2, 0.0]])
+    given = replace(signals([0.95, 0.95, 0.5, 0.95]), attention=attention)
+    assert committed(get_policy("attention"), given) == [0]
+    assert committed(get_policy("attention", threshold=0.5), given) == [0, 1, 2, 3], "nothing is unsure"
+    assert committed(get_policy("attention", threshold=0.99), given) == [], "the engine takes the most influential"
+    alone, _ = get_policy("attention", sequential=True, threshold=0.5).decide(given, {})
+    assert not alone.base.any()
+    assert alone.rank.argmax(dim=1).tolist() == [0]
+
+
+def test_dapd_commits_what_does_not_look_at_each_other() -> None:
+    """A path 0 - 1 - 2 - 3 - 4: 1 has the most attention, so 0 and 2 wait; then 3 outranks 4."""
+    attention = torch.zeros(1, 5, 5)
+    for i, j, weight in ((0, 1, 0.4), (1, 2, 0.3), (2, 3, 0.2), (3, 4, 0.1)):
+        attention[0, i, j] = attention[0, j, i] = weight
+    block = {"grid": torch.zeros(1, 5, dtype=torch.int64), "current": torch.tensor([0]), "length": torch.tensor([5])}
+    given = replace(signals([0.5] * 5), attention=attention, **block)
+    assert committed(get_policy("dapd"), given) == [1, 3]
+    assert committed(get_policy("dapd", edge=0.15), given) == [1, 3, 4], "a weak edge is none"
+    surer = replace(given, confidence=torch.tensor([[0.5, 0.1, 0.5, 0.5, 0.5]]))
+    assert committed(get_policy("dapd"), surer) == [0, 2, 4], "confidence weighs in the order"
+    left = torch.tensor([[True, True, False, False, False]])
+    late = replace(given, confidence=torch.full((1, 5), 0.95), eligible=left)
+    assert committed(get_policy("dapd"), late) == [0, 1], "less than half is masked: both are sure"
+
+
+def test_apd_commits_up_to_the_first_disagreement() -> None:
+    """Masks at 1, 2, 4, 5, 6; what is committed at 3 does not count."""
+    masks = torch.tensor([[False, True, True, False, True, True, True]])
+    proposed = torch.tensor([[-1, 7, 8, -1, 9, 5, 5]])
+    given = replace(signals([0.5] * 7), eligible=masks, token=proposed)
+
+    def ready(verified: list[int], **knobs: int) -> list[int]:
+        target = torch.tensor([[-1, *verified[:2], -1, *verified[2:]]])
+        return committed(get_policy("apd", **knobs), replace(given, verified=target))
+
+    assert ready([7, 8, 9, 0, 5]) == [1, 2, 4], "what comes after a disagreement is not trusted"
+    assert ready([0, 8, 9, 5, 5]) == [1], "the first always"
+    assert ready([7, 8, 9, 5, 5]) == [1, 2, 4, 5, 6]
+    assert ready([7, 8, 9, 5, 5], lookahead=4) == [1, 2, 4], "positions 1 to 4"
+
+
+@pytest.mark.parametrize("length", [1, 7, 32, 60])
+def test_the_independent_set_is_the_greedy_one(length: int) -> None:
+    """Exact up to two positions a round; beyond that it is part of it."""
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        joined = torch.rand(1, length, length, generator=generator) < 0.02 * (1 + seed % 10)
+        joined = (joined | joined.mT) & ~torch.eye(length, dtype=torch.bool)
+        rank = torch.randint(0, 9, (1, length), generator=generator).float()  # with ties
+        among = torch.rand(1, length, generator=generator) < 0.8
+        greedy: list[int] = []
+        for place in sorted(range(length), key=lambda i: (-float(rank[0, i]), i)):
+            if among[0, place] and not any(joined[0, place, other] for other in greedy):
+                greedy.append(place)
+        found = independent_set(joined, rank, among)[0].nonzero()[:, 0].tolist()
+        assert found == sorted(greedy), "chains of random graphs are short, so that 60 positions are done as well"
+
+
+def test_a_chain_that_is_too_long_waits() -> None:
+    """100 positions in a row, each outranked by the one before: two are settled per round."""
+    place = torch.arange(100)
+    joined = ((place[:, None] - place).abs() == 1)[None]
+    found = independent_set(joined, -place.float()[None], torch.ones(1, 100, dtype=torch.bool))
+    assert found[0].nonzero()[:, 0].tolist() == list(range(0, 2 * ROUNDS, 2))

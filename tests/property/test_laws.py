@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +13,8 @@ from hypothesis import strategies as st
 
 import tacg
 from tacg import GateConfig, GateState, commit_step
+from tacg.engine import loop
 from tacg.engine.events import Finished
-from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
 from tacg.gate import temporal_support
 from tacg.knobs import Knob, Knobs
@@ -24,6 +25,7 @@ from tacg.scan import Trajectories
 from tacg.types import Decision, EmaContrast, Needs, Signals
 from tests.worlds import MASK, ReactiveDenoiser, decode_one, scan, trajectory
 
+Engine = functools.partial(loop.Engine, verifier=ReactiveDenoiser(99))
 CLASSIC = ["schedule", "confidence", "klass", "tacg", "tacg+klass", "tacg+schedule"]  # a fallback goes by confidence
 BASES = [name for name in policy_names() if not issubclass(policy_class(name), Wrapper)]
 NAMES = [*policy_names(), *(f"tacg+{name}" for name in policy_names() if not name.startswith("tacg"))]
@@ -277,6 +279,7 @@ CONTEXT = {
     "seed": {"temperature": 0.8},
     "add": {"block_length": 5},
     "suffix": {"block_length": 5, "suffix": 2},
+    "lookahead": {"lookahead": 3},
     "early": {"early": 2.0},
     "middle": {"early": 99.0, "middle": 1.0, "late": 99.0, "threshold": 1.0},
     "late": {"early": 99.0, "middle": 99.0, "late": 2.0},

@@ -14,6 +14,7 @@ from tacg.cli.common import (
     Json,
     Model,
     SettingOptions,
+    Verifier,
     load_model,
     parse_settings,
     parse_value,
@@ -51,6 +52,7 @@ COMMANDS = {
 
 def main(
     model: Model = DEFAULT_MODEL,
+    verifier: Verifier = None,
     policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
     setting: SettingOptions = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the canvas resolving.")] = False,
@@ -61,7 +63,7 @@ def main(
 ) -> None:
     """Answer line after line, each in the light of those before; commands begin with a slash."""
     settings = parse_settings(policy, setting or [])
-    llm = load_model(model, dtype=dtype, device=device)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
     if not llm.tokenizer.chat_template:
         raise TacgError(f"{model!r} has no chat template, so it cannot follow a conversation; use `tacg generate`.")
     talk = Conversation(llm, model, policy, settings, watch, delay)

@@ -26,6 +26,9 @@ LONG = {"correct", "item_steps", "commits_by_step"}  # columns that hold a value
 
 # Options that several verbs take, in the same words.
 Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, directory or hub id.")]
+Verifier = Annotated[
+    str | None, typer.Option(help="Directory or hub id of an autoregressive model with the same tokenizer, for apd.")
+]
 SettingOptions = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any knob of the policy or the decode; repeatable."),
@@ -99,7 +102,7 @@ def shared_settings(policies: Sequence[str], pairs: Sequence[str]) -> dict[str, 
     return dict(parse_value(known, pair) for pair in pairs)
 
 
-def load_model(name: str, *, dtype: str = "float32", device: str = "cpu") -> LLM:
+def load_model(name: str, *, dtype: str = "float32", device: str = "cpu", verifier: str | None = None) -> LLM:
     """Load a model under a bar; a built-in one says first what it is."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
@@ -109,13 +112,13 @@ def load_model(name: str, *, dtype: str = "float32", device: str = "cpu") -> LLM
 
     if name in BUILT_IN:
         typer.secho(f"{name}: {BUILT_IN[name]}", dim=True, err=True)
-        return load(name, dtype=dtype, device=device)
+        return load(name, dtype=dtype, device=device, verifier=verifier)
     with Progress(
         TextColumn("loading"), BarColumn(), DownloadColumn(), console=Console(stderr=True), transient=True
     ) as bar:
         line = bar.add_task("", total=None)
         return load(
-            name, dtype=dtype, device=device,
+            name, dtype=dtype, device=device, verifier=verifier,
             tell=lambda done, total: bar.update(line, completed=done, total=total),
         )  # fmt: skip
 

@@ -17,6 +17,7 @@ from tacg.cli.common import (
     SettingOptions,
     Split,
     Tasks,
+    Verifier,
     load_model,
     present,
     progress,
@@ -43,6 +44,7 @@ def main(
     seed: Seed = 0,
     split: Split = "test",
     model: Model = DEFAULT_MODEL,
+    verifier: Verifier = None,
     setting: SettingOptions = None,
     batch_size: BatchSize = 32,
     out: Annotated[
@@ -62,7 +64,7 @@ def main(
     tasks = [get_task(name) for name in task or task_names()]
     settings = shared_settings(policies, setting or [])
     ledger = Ledger(ready_directory(out) / "rows.jsonl" if out is not None else None)
-    llm = load_model(model)
+    llm = load_model(model, verifier=verifier)
     with progress("comparing", n * len(policies) * len(tasks)) as tick:
         sample = Sample(n, seed, split, batch_size)
         rows = compare(llm, tasks, policies, sample, settings, ledger, tick)

@@ -19,6 +19,7 @@ from tacg.cli.common import (
     SettingOptions,
     Split,
     TaskKnobs,
+    Verifier,
     load_model,
     load_task,
     parse_settings,
@@ -59,6 +60,7 @@ def main(
     seed: Seed = 0,
     split: Split = "test",
     model: Model = DEFAULT_MODEL,
+    verifier: Verifier = None,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -91,9 +93,11 @@ def main(
 
         if watch:
             raise TacgError("--watch shows a row on this machine, --ray decodes elsewhere: use one of them.")
+        if verifier is not None:
+            raise TacgError("--verifier is loaded on this machine, --ray decodes elsewhere: use one of them.")
         decoder = Fleet(model, address=ray, cores=cores, dtype=dtype)
     else:
-        decoder = llm = load_model(model, dtype=dtype, device=device)
+        decoder = llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
         if watch:
             _watch_first(llm, chosen, policy, seed, split, settings)
     title = f"{task} · {policy}"

@@ -14,6 +14,7 @@ from tacg.cli.common import (
     Json,
     Model,
     SettingOptions,
+    Verifier,
     load_model,
     parse_settings,
     print_json,
@@ -40,6 +41,7 @@ def main(
         list[str], typer.Argument(help="Prompts; a single [cyan]-[/cyan] reads one per line from stdin.")
     ],
     model: Model = DEFAULT_MODEL,
+    verifier: Verifier = None,
     policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
     setting: SettingOptions = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the canvas resolving.")] = False,
@@ -59,7 +61,7 @@ def main(
     if watch and len(prompts) > 1:
         raise TacgError(f"--watch shows one prompt, got {len(prompts)}; leave it out or pass one.")
 
-    llm = load_model(model, dtype=dtype, device=device)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
     chat = False if raw else None
     done: dict[int, Output] = {}  # filled as prompts finish, so that Ctrl-C loses none of them
     try:

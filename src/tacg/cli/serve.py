@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tacg.cli.common import DEFAULT_MODEL, Json, Model, SettingOptions, load_model, parse_settings, print_json
+from tacg.cli.common import DEFAULT_MODEL, Json, Model, SettingOptions, Verifier, load_model, parse_settings, print_json
 from tacg.cli.interrupt import ended_by_signals
 from tacg.errors import TacgError
 
@@ -25,6 +25,7 @@ curl -H 'Content-Type: application/json' -d '{"model": "pocket", "prompt": "Hell
 
 def main(
     model: Model = DEFAULT_MODEL,
+    verifier: Verifier = None,
     port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535)] = 8000,
     host: Annotated[str, typer.Option(help="Interface; others than loopback need a key.")] = "127.0.0.1",
     api_key: Annotated[
@@ -77,7 +78,7 @@ def main(
             **({} if max_body is None else {"body_bytes": max_body, "replay_bytes": max_body}),
         )  # fmt: skip
         defaults = Defaults(policy, parse_settings(policy, setting or []))
-        llm = load_model(model, dtype=dtype, device=device)
+        llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
         service = Service(llm, limits, access, defaults)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
         listening = bind(host, port)

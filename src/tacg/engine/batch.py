@@ -19,7 +19,8 @@ from tacg.cache import Cache, resolve_mode
 from tacg.engine.advance import Boards, Report, advance, in_view
 from tacg.engine.branches import branch_signals, candidates, grown, take_branch
 from tacg.engine.draws import NOISE, PROPOSAL, SAMPLES, sample, uniform
-from tacg.engine.plan import Plan, extent, span_key
+from tacg.engine.plan import Plan, attention_map, extent, span_key
+from tacg.engine.verify import verify
 from tacg.errors import TacgError
 from tacg.policies.state import resized, restart, stack
 from tacg.scan import Hidden, Trajectories, lowest, probability
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 
     from tacg.engine.request import Request
     from tacg.engine.row import Row
-    from tacg.models.base import ModelSpec, Span
+    from tacg.models.base import AttentionMap, Denoiser, ModelSpec, Span
     from tacg.scan import StepScan
-    from tacg.types import Branches, Decision, Output, Signals
+    from tacg.types import Branches, Decision, Mix, Output, Signals
 
 
 class StepView(NamedTuple):
@@ -76,14 +77,20 @@ class Batch:
     boards  where each row stands (see `Boards`)
     """
 
-    def __init__(self, request: Request, spec: ModelSpec, device: torch.device, max_rows: int) -> None:
+    def __init__(
+        self, request: Request, spec: ModelSpec, device: torch.device, max_rows: int, verifier: Denoiser | None = None
+    ) -> None:
         self.policy, self.decode, self.needs = request.policy, request.decode, request.policy.needs
         self.spec, self.device, self.max_rows = spec, device, max_rows
         self.mode = resolve_mode(self.decode.cache, self.decode.observe, spec, self.needs)
         self.whole = self.decode.observe == "sequence" or self.needs.scope != "block"
         self.compact = device.type == "cpu" and not self.needs.branches
         self.rows: list[Row | None] = []
-        self.suppressed = self._upload(sorted({*spec.unwritable, *self.decode.suppress}))
+        self.verifier = verifier
+        suppressed = sorted({*spec.unwritable, *self.decode.suppress})
+        self.suppressed = self._upload(suppressed)
+        if verifier is not None:  # its vocabulary may be smaller
+            self.never_verified = self._upload([each for each in suppressed if each < verifier.spec.vocab_size])
         self.eos = self._upload(spec.eos_ids) if self.decode.early_stop and spec.eos_ids else None
         self.prompt = self.length = self.width = self.most = 0
         self.canvas = torch.full((0, 1), spec.mask_id, device=device)
@@ -92,6 +99,7 @@ class Batch:
         self.trajectories.state = self.policy.start(0, 0, device)
         self.branches: Branches | None = None  # proposed in the last step, to be forwarded in this one
         self.plan: Plan | None = None
+        self.maps: list[AttentionMap] = []  # of the live rows, by slot, if the policy looks at attention
         self.view: StepView | None = None
 
     def _upload(self, ids: Sequence[int]) -> Tensor:
@@ -175,8 +183,11 @@ class Batch:
         canvas = self.canvas
         if self.branches is not None:
             canvas = candidates(canvas, self.branches, self.boards.masked, self.prompt)
-        tokens = canvas.view(-1)[plan.pack]
-        return tokens, plan.spans, self._select(plan, self.view)
+        tokens, spans = canvas.view(-1)[plan.pack], plan.spans
+        if self.needs.attention:
+            self.maps = [attention_map(row, self.needs.attention) for row in self.live()]
+            spans = [replace(span, attention=each) for span, each in zip(spans, self.maps, strict=True)]
+        return tokens, spans, self._select(plan, self.view)
 
     def _select(self, plan: Plan, view: StepView) -> Tensor:
         """int64 [P]: where the logits are read. Committed positions are read at their shadows, if they have any."""
@@ -244,8 +255,10 @@ class Batch:
         signals = scan.to_signals(
             view.eligible, eager=eager, step=boards.step, steps=steps, masked=boards.masked, written=self._answer,
             grid=boards.grid, current=boards.block, active=self._active(view), opened=boards.open, length=boards.length,
-            **drawn,
+            attention=self._attention(), **drawn,
         )  # fmt: skip
+        if self.needs.verifier is not None:
+            signals = replace(signals, verified=self._verified(scan, signals, self.needs.verifier))
         return scan, replace(signals, due=signals.quota())
 
     def _active(self, view: StepView) -> Tensor | None:
@@ -253,6 +266,33 @@ class Batch:
         if self.needs.scope == "block":
             return None
         return view.eligible & (self.boards.grid == self.boards.block[:, None])
+
+    def _attention(self) -> Tensor | None:
+        """float [S, L, L], if the policy looks at it."""
+        if not self.maps:
+            return None
+        found = [each.mean() for each in self.maps]
+        board = found[0].new_zeros(len(self.rows), self.length, self.length)
+        for row, each, mean in zip(self.live(), self.maps, found, strict=True):
+            here = slice(each.start - len(row.request.prompt), each.stop - len(row.request.prompt))
+            board[row.slot, here, here] = mean
+        return board
+
+    def _verified(self, scan: StepScan, signals: Signals, mix: Mix) -> Tensor:
+        """int64 [S, L]: what the mixture with the verifier would write."""
+        assert self.verifier is not None
+        drafts = self.canvas.clone()
+        answers = drafts[:, self.prompt : self.prompt + self.length]
+        answers.copy_(torch.where(signals.eligible, signals.token, answers))
+        places = self._every_place() if scan.places is None else scan.places
+        target = verify(
+            self.verifier, mix, self.rows, drafts, self.prompt, self.length, places, scan.logits, self.never_verified,
+            keep=not self.policy.revises,
+        )  # fmt: skip
+        return torch.where(signals.eligible, scan.spread(target, -1), -1)
+
+    def _every_place(self) -> Tensor:
+        return (self.origins + self.ruler[:-1]).view(-1)
 
     def decide(self, signals: Signals) -> Decision:
         """Signals -> decision."""

@@ -28,12 +28,13 @@ class Engine:
     """Decodes rows in batches. Finished rows leave at once and waiting rows take their place.
 
     max_rows  rows in the batch at most; the others wait their turn
+    verifier  an autoregressive model with the same vocabulary, for policies whose drafts are verified (`apd`)
     """
 
-    def __init__(self, model: Denoiser, max_rows: int = 32) -> None:
+    def __init__(self, model: Denoiser, max_rows: int = 32, verifier: Denoiser | None = None) -> None:
         if max_rows < 1:
             raise TacgError(f"`max_rows` must be >= 1, got {max_rows}.")
-        self.model = model
+        self.model, self.verifier = model, verifier
         self.max_rows = max_rows
         self._numbers = itertools.count()
         self._waiting: deque[Row] = deque()
@@ -143,6 +144,28 @@ class Engine:
                 f'`memory` "hidden" needs a model that shows its hidden states, {name!r} does not: use fp32.'
             )
 
+        if request.policy.needs.attention and not getattr(self.model, "shows_attention", False):
+            raise TacgError(
+                f"`{request.policy.name}` looks at attention, which {self.model.spec.name!r} does not show: "
+                "take another policy, or a model that `tacg.load` gives."
+            )
+
+        if request.policy.needs.verifier is not None:
+            self._check_verifier(request)
+
+    def _check_verifier(self, request: Request) -> None:
+        if self.verifier is None:
+            raise TacgError(
+                f"`{request.policy.name}` needs a verifier, an autoregressive model with the same tokenizer: "
+                "tacg.load(model, verifier=DIRECTORY), or --verifier DIRECTORY."
+            )
+        length, spec = len(request.prompt) + request.decode.gen_length, self.verifier.spec
+        if length > spec.max_length:
+            raise TacgError(
+                f"Prompt and answer must fit {spec.max_length} positions of the verifier {spec.name!r}, got {length}; "
+                "shorten the prompt or `gen_length`."
+            )
+
     def _admit(self, events: list[Event]) -> None:
         """Let waiting rows in as long as there is room."""
         room = self.max_rows - sum(len(batch.live()) for batch in self._batches.values())
@@ -150,7 +173,9 @@ class Engine:
             row = self._waiting[0]
             key = batch_key(row.request)
             if key not in self._batches:
-                self._batches[key] = Batch(row.request, self.model.spec, self.model.device, self.max_rows)
+                self._batches[key] = Batch(
+                    row.request, self.model.spec, self.model.device, self.max_rows, self.verifier
+                )
             batch = self._batches[key]
             self._at_work = batch, {row.number, *(each.number for each in batch.live())}
             self._waiting.popleft()

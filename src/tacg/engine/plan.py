@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from tacg.cache import block_edge, window
-from tacg.models.base import Span
+from tacg.models.base import AttentionMap, Span
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -84,8 +84,7 @@ class Plan(NamedTuple):
 
 def span_of(row: Row, spec: ModelSpec, mode: str, needs: Needs) -> Span:
     """The part of the row that its next step computes."""
-    ahead = min(row.block + row.open, len(row.blocks)) - 1
-    start, stop = (len(row.request.prompt) + edge for edge in (row.blocks[row.block][0], row.blocks[ahead][1]))
+    start, stop = open_blocks(row)
     first, length = row.block_step == 0, extent(row, spec)
     left, right, reach = window(mode, spec, start, stop, length, first=first, settled=row.cached)
     gap = (0, 0)
@@ -113,6 +112,17 @@ def span_key(row: Row, spec: ModelSpec, mode: str, needs: Needs) -> Hashable:
     if needs.suffix is not None or "recheck" in needs:
         return row.branches, row.block, row.open
     return row.branches
+
+
+def open_blocks(row: Row) -> tuple[int, int]:
+    """Where the open blocks of the row begin and end, as positions of the canvas."""
+    ahead = min(row.block + row.open, len(row.blocks)) - 1
+    return len(row.request.prompt) + row.blocks[row.block][0], len(row.request.prompt) + row.blocks[ahead][1]
+
+
+def attention_map(row: Row, share: float) -> AttentionMap:
+    """What the row's next forward shall show of its attention: that between positions of the open blocks."""
+    return AttentionMap(*open_blocks(row), share)
 
 
 def extent(row: Row, spec: ModelSpec) -> int:

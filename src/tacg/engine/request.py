@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tacg.cache import MODES, resolve_mode
 from tacg.errors import TacgError, unknown
 from tacg.knobs import Knobs, knob
+from tacg.models.base import NO_MASK
 from tacg.policies import Policy, find_preset, get_policy
 from tacg.scan.memory import KINDS
 from tacg.scan.step_scan import BACKENDS
@@ -97,6 +98,11 @@ class Request:
 
     def check(self, spec: ModelSpec) -> None:
         """Raise if this model cannot serve the request."""
+        if spec.mask_id == NO_MASK:
+            raise TacgError(
+                f"{spec.name!r} writes from left to right and has no mask to fill: give it as the `verifier` of a "
+                "diffusion model."
+            )
         length = len(self.prompt) + self.decode.gen_length
         resolve_mode(self.decode.cache, self.decode.observe, spec, self.policy.needs)
         if spec.causal_block is not None and self.decode.block_length != spec.causal_block:

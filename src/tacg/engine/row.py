@@ -22,6 +22,8 @@ class Row:
     settled     positions of the answer that nothing will change any more
     branches    canvases that are forwarded in the next step: 1, or as many as its policy has proposed
     cache       the row's keys and values, if any are kept; up to `cached` they will never change
+    auxiliary   calls of the verifier, which computed `auxiliary_positions`; `draft_cache` holds its keys and values of
+                the draft, up to `drafted`
     """
 
     number: int
@@ -41,6 +43,10 @@ class Row:
     commits: list[Commit] = field(default_factory=list)
     cache: Cache | None = None
     cached: int = 0
+    auxiliary: int = 0
+    auxiliary_positions: int = 0
+    draft_cache: Cache | None = None
+    drafted: int = 0
 
     def output(self, mask_id: int, eos_ids: tuple[int, ...], finish_reason: str = "", error: str = "") -> Output:
         """What came of it. Without a reason the answer itself gives it: eos or length."""
@@ -60,4 +66,6 @@ class Row:
             commits=tuple(self.commits),
             error=error,
             positions=self.positions,
+            auxiliary=self.auxiliary,
+            auxiliary_positions=self.auxiliary_positions,
         )

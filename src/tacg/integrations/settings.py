@@ -68,7 +68,8 @@ def read_settings(given: Mapping[str, Any], allowed: Collection[str] = ()) -> tu
         spelling = f"{spelling}:{settings.preset}"
     policy = get_policy(spelling)
     needs = policy.needs
-    if needs.scope != "block" or needs.committed or needs.samples or needs.branches or needs.suffix is not None:
+    more = (needs.committed, needs.samples, needs.branches, needs.attention, needs.verifier)
+    if needs.scope != "block" or needs.suffix is not None or any(more):
         raise TacgError(
             f"`base` must be a policy that fills the masks of one block, as engines hand over no more than that; "
             f"{settings.base!r} reaches beyond it."

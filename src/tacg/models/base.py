@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from tacg.errors import TacgError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -14,11 +16,14 @@ if TYPE_CHECKING:
     from tacg.cache import Cache
 
 
+NO_MASK = -1  # the mask's id of a model that has none: it writes from left to right
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The facts of a checkpoint that decoding depends on.
 
-    mask_id       the token that stands for a mask
+    mask_id       the token that stands for a mask (`NO_MASK`: an autoregressive model)
     eos_ids       tokens that end an answer: end of text and end of turn
     unwritable    ids that may never be committed: the mask itself and rows of the output table that no token owns
     max_length    longest canvas, prompt included
@@ -37,15 +42,44 @@ class ModelSpec:
     causal_block: int | None = None
 
 
+class AttentionMap:
+    """How much positions [start, stop) of a row attend to each other; a model fills it while it computes the row.
+
+    share  of the layers that count, the last ones: 1 for all of them
+    """
+
+    def __init__(self, start: int, stop: int, share: float) -> None:
+        self.start, self.stop, self.share = start, stop, share
+        self.layers = 0
+        self.total: Tensor | None = None
+
+    def wants(self, layer: int, layers: int) -> bool:
+        """Whether this layer, out of `layers`, counts."""
+        return layer >= layers - max(1, round(self.share * layers))
+
+    def add(self, weights: Tensor) -> None:
+        """Attention of one layer: probabilities float [heads, W, W], queries by keys, over all that a query sees."""
+        mine = weights.mean(dim=0)
+        self.total = mine if self.total is None else self.total + mine
+        self.layers += 1
+
+    def mean(self) -> Tensor:
+        """float [W, W]: over heads and layers."""
+        if self.total is None:
+            raise TacgError("The model has `shows_attention`, but it added nothing to the `attention` of its spans.")
+        return self.total / self.layers
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """The part of a row that a forward computes: positions [start, stop) of the canvas.
 
-    reach   so many keys of the row are seen, counted from its first; where a cache holds the row, they come from there
-    cache   keys and values of the row; those of the span are written into it. None: the span begins the row
-    gap     positions [from, to) that are left out, as if the row did not have them; all others keep their place
-    shadow  positions [from, to) for which a mask is appended, in their place. Nobody but the shadow sees the shadow,
-            and a shadow sees everything but the token that stands in its own place. It is not kept in the cache
+    reach      so many keys of the row are seen, counted from its first; those that a cache holds come from there
+    cache      keys and values of the row; those of the span are written into it. None: the span begins the row
+    gap        positions [from, to) that are left out, as if the row did not have them; all others keep their place
+    shadow     positions [from, to) for which a mask is appended, in their place. Nobody but the shadow sees the shadow,
+               and a shadow sees everything but the token that stands in its own place. It is not kept in the cache
+    attention  where to put how positions attend to each other; None: nobody asks
     """
 
     start: int
@@ -54,6 +88,7 @@ class Span:
     cache: Cache | None = None
     gap: tuple[int, int] = (0, 0)
     shadow: tuple[int, int] = (0, 0)
+    attention: AttentionMap | None = None
 
     def __len__(self) -> int:
         return sum(stop - start for start, stop in self.stretches())
@@ -83,7 +118,7 @@ class Denoiser(Protocol):
         """Logits [P, V] at `select`; aligned, so that position i predicts token i. The engine may write into them.
 
         Models that also have `hidden` (the same, but hidden states [P, H]) and `head` (logits of these) can be decoded
-        with `memory="hidden"`.
+        with `memory="hidden"`. Models that have `shows_attention = True` fill the `attention` of spans that have one.
 
         tokens  int64 [N], the tokens of the spans one after another
         spans   which part of its row each of them is

@@ -38,9 +38,9 @@ class DreamConfig:
     norm_eps: float
 
     @classmethod
-    def read(cls, config: Mapping[str, Any]) -> DreamConfig:
+    def read(cls, config: Mapping[str, Any], family: str = "Dream") -> DreamConfig:
         """From the parsed config.json."""
-        fields = Fields(config, "Dream")
+        fields = Fields(config, family)
         fields.only(SUPPORTED)
         width, heads, kv_heads, _ = fields.heads("hidden_size", "num_attention_heads", "num_key_value_heads")
         return cls(
@@ -79,6 +79,7 @@ class Dream(Network):
     """The network; module names spell the checkpoint's tensor names, which are Qwen2's."""
 
     logit_shift = 1
+    block: int | None = None
 
     def __init__(self, config: DreamConfig) -> None:
         super().__init__()
@@ -104,5 +105,5 @@ class Dream(Network):
         parts: Any = self.model
         return denoise(
             tokens, spans, select, embed=parts["embed_tokens"], layers=parts["layers"], norm=parts["norm"],
-            rotary=self.config.width // self.config.heads, theta=self.config.rope_theta,
+            rotary=self.config.width // self.config.heads, theta=self.config.rope_theta, block=self.block,
         )  # fmt: skip

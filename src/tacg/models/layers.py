@@ -41,13 +41,14 @@ class PackedRows:
     spans   of the rows; `block` makes attention block-causal
     rotary  how many dimensions of a head turn with the position
     wide    rotate in float32 (as LLaDA does) rather than in the activations' type
+    layers  how many there are
     """
 
     def __init__(
         self, spans: Sequence[Span], rotary: int, theta: float, device: torch.device, *,
-        wide: bool, block: int | None = None,
+        wide: bool, block: int | None = None, layers: int = 1,
     ) -> None:  # fmt: skip
-        self.spans, self.wide = spans, wide
+        self.spans, self.wide, self.layers = spans, wide, layers
         position = torch.cat([torch.arange(*part, device=device) for span in spans for part in span.stretches()])
         frequency = 1.0 / theta ** (torch.arange(0, rotary, 2, device=device).float() / rotary)
         angle = (position.float()[:, None] * frequency).repeat(1, 2)[:, None, :]
@@ -80,6 +81,8 @@ class PackedRows:
             ]
         else:
             mixed = [self._one(layer, *row) for row in zip(self.spans, self.masks, parts, strict=True)]
+        if any(span.attention is not None for span in self.spans):
+            self._show(layer, q, k)
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
     @staticmethod
@@ -91,6 +94,17 @@ class PackedRows:
             held = [x[: span.reach] for x in span.cache.write(layer, span.start, k[:own], v[:own])]
             k, v = held if own == len(k) else (torch.cat(x) for x in zip(held, (k[own:], v[own:]), strict=True))
         return _attention(q[None], k[None], v[None], mask)[0]
+
+    def _show(self, layer: int, q: Tensor, k: Tensor) -> None:
+        """Fill the attention maps that are asked for. Each row by itself, so that neighbours do not matter."""
+        sizes = [len(span) for span in self.spans]
+        for span, mask, mine, own in zip(self.spans, self.masks, *(torch.split(x, sizes) for x in (q, k)), strict=True):
+            asked = span.attention
+            if asked is not None and asked.wants(layer, self.layers):
+                keys = own if span.cache is None else span.cache.layers[layer][0][: span.reach]
+                here = slice(asked.start - span.start, asked.stop - span.start)
+                weights = _attention_weights(mine[here], keys, None if mask is None else mask[here])
+                asked.add(weights[:, :, asked.start : asked.stop])
 
 
 def _visible(span: Span, block: int | None, device: torch.device) -> Tensor | None:
@@ -123,9 +137,17 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> T
     return mixed.transpose(1, 2).flatten(2)
 
 
+def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    """What fused attention does not tell: [T, H, D] and keys [S, KV, D] -> probabilities float32 [H, T, S]."""
+    queries = q.float().transpose(0, 1).reshape(k.shape[1], -1, q.shape[2])  # heads that share keys side by side
+    scores = (queries @ k.float().permute(1, 2, 0)).view(-1, len(q), len(k)) * q.shape[2] ** -0.5
+    return torch.softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf), dim=2)
+
+
 class Network(nn.Module):
     """What the families have in common: hidden states first, then logits. Subclasses say how, and which table."""
 
+    shows_attention = True
     spec: ModelSpec
     lm_head: nn.Linear
 
@@ -164,7 +186,8 @@ def denoise(
     missing = STEADY_ROWS - len(tokens)
     if missing > 0:
         tokens, spans = F.pad(tokens, (0, missing)), [*spans, Span(0, missing, missing)]
-    rows = PackedRows(spans, rotary, theta, tokens.device, wide=wide, block=block)
+    depth = sum(1 for _ in layers.children())
+    rows = PackedRows(spans, rotary, theta, tokens.device, wide=wide, block=block, layers=depth)
     x = embed(tokens)
     for number, layer in enumerate(layers.children()):
         x = layer(number, x, rows)

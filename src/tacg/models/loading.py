@@ -12,12 +12,13 @@ from safetensors import SafetensorError, safe_open
 
 from tacg.errors import TacgError, unknown
 from tacg.madvise import let_go
-from tacg.models.base import ModelSpec
+from tacg.models.base import NO_MASK, ModelSpec
 from tacg.models.dream import Dream, DreamConfig
 from tacg.models.fields import short
 from tacg.models.llada import Llada, LladaConfig
 from tacg.models.llada2 import Llada2, Llada2Config
 from tacg.models.llada_moe import LladaMoe, LladaMoeConfig
+from tacg.models.qwen2 import Qwen2
 from tacg.text import LLADA_TEMPLATE, Tokenizer, is_file, read_json
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], AnyNetwork]] = {
     "Dream": lambda config: Dream(DreamConfig.read(config)),
     "llada2_moe": lambda config: Llada2(Llada2Config.read(config)),
     "llada2_moe_veomni": lambda config: Llada2(Llada2Config.read(config)),
+    "qwen2": Qwen2.read,
 }
 BUILT_IN = {
     "pocket": "a trained LLaDA of 2 million parameters; it knows the pocket tasks (`tacg tasks`) and nothing else",
@@ -204,7 +206,7 @@ def _places(model: AnyNetwork, directory: Path) -> dict[str, tuple[str, int | No
         with _opened(file) as shard:
             for name in shard.keys():  # noqa: SIM118 (not a mapping)
                 part = shard.get_slice(name)
-                place = model.placed(name) if isinstance(model, Llada2 | LladaMoe) else (name, None)
+                place = model.placed(name) if isinstance(model, Llada2 | LladaMoe | Qwen2) else (name, None)
                 if place is None:
                     continue
                 target, expert = place
@@ -288,7 +290,7 @@ def _spec(
     if ends is None:
         ends = read_json(directory / "generation_config.json", missing_ok=True).get("eos_token_id")
     size = model.config.table_size
-    (mask_id,) = _ids("mask_token_id", mask, size)
+    (mask_id,) = [NO_MASK] if isinstance(model, Qwen2) else _ids("mask_token_id", mask, size)
     turn_ends = [found for token in END_OF_TURN if (found := tokenizer.id_of(token)) is not None]
     return ModelSpec(
         name=name,
@@ -296,7 +298,7 @@ def _spec(
         vocab_size=size,
         mask_id=mask_id,
         eos_ids=tuple(sorted({*_ids("eos_token_id", ends, size), *turn_ends})),
-        unwritable=tuple(sorted({*range(size)} - tokenizer.owned_ids() | {mask_id})),
+        unwritable=tuple(sorted({*range(size)} - tokenizer.owned_ids() | {mask_id} - {NO_MASK})),
         max_length=model.config.max_length,
         logit_shift=getattr(model, "logit_shift", 0),
         causal_block=getattr(model, "block", None),

@@ -71,6 +71,18 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_theta": 600000.0,
         "rms_norm_eps": 1e-6,
     },
+    "qwen2": {
+        "model_type": "qwen2",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 160,
+        "max_position_embeddings": 1024,
+        "rope_theta": 1e6,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
     "llada-moe": {
         "model_type": "llada",
         "hidden_size": 64,

@@ -43,7 +43,7 @@ class Batcher:
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()
         # An engine with its rows. The first is the batch; others hold one row each, after a step that failed.
-        self._engines: dict[Engine, dict[int, Job]] = {Engine(llm.model, limits.rows): {}}
+        self._engines: dict[Engine, dict[int, Job]] = {Engine(llm.model, limits.rows, llm.verifier): {}}
         self._room, self._well = limits.rows, 0  # rows that memory holds, as far as is known; ended since it was known
         self._draining = self._stopped = False
         self.failure = ""  # why nothing will ever be decoded here again
@@ -295,7 +295,7 @@ class Batcher:
             self._metrics.add("tacg_engine_restarts_total")
         alone = {}
         for job in jobs:
-            own = Engine(self._llm.model, 1)
+            own = Engine(self._llm.model, 1, self._llm.verifier)
             try:
                 if not self._may_restart(job):
                     raise refusal.interrupted()
@@ -307,7 +307,11 @@ class Batcher:
         with self._changed:
             first = next(iter(self._engines))
             kept = {each: rows for each, rows in self._engines.items() if lost or each is not engine}
-            fresh = {Engine(self._llm.model, self._limits.rows): dict[int, Job]()} if first not in kept else {}
+            fresh = (
+                {Engine(self._llm.model, self._limits.rows, self._llm.verifier): dict[int, Job]()}
+                if first not in kept
+                else {}
+            )
             self._engines = fresh | kept | alone
 
     def _may_restart(self, job: Job) -> bool:

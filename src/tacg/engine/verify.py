@@ -1,0 +1,70 @@
+"""A draft is verified: an autoregressive model scores it in one forward, and its logits are mixed with the model's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tacg.cache import Cache
+from tacg.engine.plan import extent, open_blocks
+from tacg.models.base import Span
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tacg.engine.row import Row
+    from tacg.models.base import Denoiser, ModelSpec
+    from tacg.types import Mix
+
+
+def verify(
+    verifier: Denoiser, mix: Mix, rows: Sequence[Row | None], drafts: Tensor, prompt: int, length: int,
+    places: Tensor, logits: Tensor, suppressed: Tensor, *, keep: bool,
+) -> Tensor:  # fmt: skip
+    """int64 [P]: what the mixture would write at `places` if everything before them were written as drafted.
+
+    drafts      int64 [S, M + L + 1], the canvas with the proposals in the place of masks; answers have `length`
+                positions behind `prompt` columns
+    places      int64 [P], as indices into [S * L]; `logits` float [P, V], the model's
+    suppressed  int64, ids of both that are never written
+    keep        keys and values of what is settled are kept for the next step
+
+    The only place that calls the verifier, and so the only one that counts its forwards. What it computes moves on
+    with every step, so that on a device each costs an upload.
+    """
+    spans, pack, offset, total = list[Span](), list[Tensor](), torch.zeros(len(rows), dtype=torch.int64), 0
+    for row in rows:
+        if row is None:
+            continue
+        span = _span(row, verifier.spec, keep=keep)
+        before = prompt - len(row.request.prompt) + row.slot * drafts.shape[1]
+        pack.append(torch.arange(before + span.start, before + span.stop))
+        offset[row.slot] = total - span.start + len(row.request.prompt)
+        total += len(span)
+        spans.append(span)
+        row.auxiliary += 1
+        row.auxiliary_positions += len(span)
+    slot, shared = places // length, min(logits.shape[1], verifier.spec.vocab_size)
+    select = (places - slot * length + offset.to(places.device)[slot]).clamp(0, total - 1)
+    tokens = drafts.view(-1)[torch.cat(pack).to(drafts.device)]
+    tokens = tokens.clamp(max=verifier.spec.vocab_size - 1)  # ids that it lacks; none of them is ever its own choice
+    theirs = verifier(tokens, spans, select)[:, :shared]
+    mixed = mix.weight * logits[:, :shared] + (1 - mix.weight) * theirs
+    return mixed.index_fill_(1, suppressed, -torch.inf).argmax(dim=1)
+
+
+def _span(row: Row, spec: ModelSpec, *, keep: bool) -> Span:
+    """The draft up to the end of the open blocks; a model that sees only what is before knows its beginning already.
+
+    What is settled by now was written as it had been drafted, so its keys and values are those of the last forward.
+    """
+    stop = open_blocks(row)[1]
+    if spec.causal_block is None or not keep:
+        return Span(0, stop, stop)
+    if row.draft_cache is None:
+        row.draft_cache = Cache(extent(row, spec))
+    known = min(row.drafted, len(row.request.prompt) + row.settled)
+    row.drafted = stop
+    return Span(max(0, known - spec.logit_shift), stop, stop, row.draft_cache)

@@ -1,0 +1,46 @@
+"""APD: Israel et al., "Accelerating Diffusion LLMs via Adaptive Parallel Decoding", arXiv 2506.00413, 2025."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from tacg.knobs import knob
+from tacg.policies.base import Policy, State
+from tacg.types import Decision, Mix, Needs
+
+if TYPE_CHECKING:
+    from tacg.types import Signals
+
+
+@dataclass(frozen=True)
+class Apd(Policy):
+    """Commit from left to right as far as a small autoregressive model, mixed in, would write the same.
+
+    The proposals of all masks are the draft. The verifier (`tacg.load(model, verifier=…)`) reads it in one forward, and
+    the target is the argmax of weight · z + (1 - weight) · z_verifier. The longest run of masks from the left on which
+    draft and target agree is committed, the first mask always. The target is greedy at any temperature, as it is in the
+    authors' code. There are blocks here, which APD does not know: `block_length` bounds the draft as well.
+    """
+
+    name: ClassVar[str] = "apd"
+
+    weight: float = knob(0.7, "weight of the diffusion model in the target", symbol="R", low=0, high=1)
+    lookahead: int = knob(100, "positions from the first mask that may be committed", symbol="M", low=1, per_row=True)
+
+    @property
+    def needs(self) -> Needs:
+        """The target."""
+        return Needs(verifier=Mix(self.weight))
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """The masks before the first disagreement."""
+        assert signals.verified is not None
+        wrong = signals.eligible & (signals.token != signals.verified)
+        place = torch.arange(wrong.shape[1], device=wrong.device)
+        start = torch.where(signals.eligible, place, wrong.shape[1]).amin(dim=1, keepdim=True)
+        agreed = (wrong.cumsum(dim=1) == 0) & (place < start + self.lookahead)
+        ready = signals.eligible & (agreed | (place == start))
+        return Decision(ready, rank=-place.expand_as(wrong).float()), state
