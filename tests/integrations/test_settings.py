@@ -35,14 +35,20 @@ def test_without_promotions_no_reference_is_kept() -> None:
 
 
 def test_every_policy_of_one_block_can_be_gated() -> None:
-    beyond = {"d3llm", "lookum", "prophet", "saber"}
+    beyond = {"d3llm", "joint", "lookum", "lopa", "saber"}
     for name in policy_names():
         if name in beyond:
-            with pytest.raises(TacgError, match=f"`base` must be a policy that fills .*'{name}' reaches beyond it"):
+            with pytest.raises(TacgError, match=f"`base` must be a policy that fills .*`{name}` reaches beyond it"):
                 read_settings({"base": name})
         elif not name.startswith("tacg"):  # the released rules are gates themselves
             policy, _ = read_settings({"base": name})
             assert policy.label.startswith("tacg")
+
+
+@pytest.mark.parametrize(("base", "knobs"), [("hierarchy", {"remask": 0.3}), ("prophet", {"region_start": 4})])
+def test_a_knob_may_reach_beyond_the_block(base: str, knobs: dict[str, float]) -> None:
+    with pytest.raises(TacgError, match=f"`base` must be a policy that .*`{base}.*{min(knobs)}.*` reaches beyond"):
+        read_settings({"base": base, **knobs})
 
 
 def test_presets_bring_their_part_of_the_decode(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

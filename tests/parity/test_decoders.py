@@ -16,7 +16,7 @@ from tacg.engine.request import Decode, Request
 from tacg.models.base import ModelSpec, Span
 from tacg.models.scripted import ScriptedDenoiser
 from tacg.policies import get_policy
-from tests.parity import plain_loops
+from tests.parity import plain_loops, plain_loops_beyond
 from tests.parity.plain_loops import Array, Canvas, Task, Trace
 
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from tacg.types import Output
 
 MASK, SIZE = 1, 20
-LOOPS = ("schedule", "threshold", "factor", "klass", "eb", "frechet")
+LOOPS = (
+    *("schedule", "threshold", "factor", "klass", "eb", "frechet"),
+    *("localleap", "hierarchy", "slowfast", "joint", "lopa"),
+)
 POLICY = {name: name for name in LOOPS} | {"threshold": "confidence", "factor": "confidence"}
 KNOB = {"tau": "threshold", "f": "factor"}
 
@@ -85,8 +88,9 @@ class Case:
         return Request(self.task.prompt, policy, decode)
 
     def trace(self, denoise: plain_loops.Denoise) -> Trace:
-        more = {"observe": self.observe} if self.loop == "klass" else {}
-        return getattr(plain_loops, self.loop)(self.task, denoise, **self.settings, **more)
+        more = {"observe": self.observe} if self.loop in ("klass", "localleap") else {}
+        loop = getattr(plain_loops, self.loop, None) or getattr(plain_loops_beyond, self.loop)
+        return loop(self.task, denoise, **self.settings, **more)
 
 
 def random_prompt(rng: np.random.Generator) -> tuple[int, ...]:
@@ -105,7 +109,8 @@ def random_task(rng: np.random.Generator) -> Task:
 def random_case(rng: np.random.Generator, loop: str, taus: Sequence[float]) -> Case:
     """A random task under random settings of a decoder."""
     observe = str(rng.choice(["block", "sequence"]))
-    sure = {"tau": float(rng.choice(taus)), "strict": bool(rng.integers(2))}
+    tau = {"tau": float(rng.choice(taus))}
+    sure = {**tau, "strict": bool(rng.integers(2))}
     settings: dict[str, Any] = {
         "schedule": {
             "rank_by": str(rng.choice(["confidence", "margin", "entropy"])),
@@ -115,6 +120,20 @@ def random_case(rng: np.random.Generator, loop: str, taus: Sequence[float]) -> C
         "factor": {"f": float(rng.choice([0.3, 0.7, 1.0, 1.6]))},
         "eb": {"bound": float(rng.choice([0.0, 0.1, 0.5, 1.5]))},
         "frechet": {"delta": float(rng.choice([-0.5, 0.0, 0.25, 0.6]))},
+        "localleap": {**tau, "relaxed": float(rng.choice([0.2, 0.4])), "radius": int(rng.integers(4))},
+        "hierarchy": {**tau, "low": float(rng.choice([0.3, 0.5])), "remask": rng.choice([None, 0.3, 0.5])},
+        "slowfast": {**tau, "low": float(rng.choice([0.3, 0.5])), "k": int(rng.integers(1, 5))},
+        "joint": {
+            **tau,
+            "edit_threshold": float(rng.choice([0.0, 0.5])),
+            "max_post_edit_steps": int(rng.choice([0, 1, 2, 16])),
+        },
+        "lopa": {
+            **tau,
+            "branches": int(rng.integers(1, 5)),
+            "sure_by": str(rng.choice(["entropy", "confidence"])),
+            "add": rng.choice([None, 0.1, 0.5]),
+        },
         "klass": {
             **sure,
             "kl_threshold": float(rng.choice([0.001, 0.01, 0.05, 0.2, 26.5])),  # 26.5: first observations may pass
@@ -141,13 +160,11 @@ def random_batch(
 def check(case: Case, output: Output, trace: Trace) -> None:
     """One row of the engine is one run of the plain loop."""
     ours = [(each.step, each.position, each.token, each.reason) for each in output.commits]
-    theirs = [
-        (step, i, trace.tokens[i], reason) for (step, i), reason in zip(trace.commits, trace.reasons, strict=True)
-    ]
-    assert ours == theirs, case
+    happened = sorted(zip(trace.commits, trace.written, trace.reasons, trace.confidences, strict=True))
+    assert ours == [(step, i, token, reason) for (step, i), token, reason, _ in happened], case
     assert output.tokens == trace.tokens, case
-    assert output.forwards == output.steps == trace.forwards, case
-    assert [each.confidence for each in output.commits] == pytest.approx(trace.confidences, abs=1e-6), case
+    assert (output.steps, output.forwards) == (trace.steps, trace.forwards), case
+    assert [each.confidence for each in output.commits] == pytest.approx([each[3] for each in happened], abs=1e-6), case
 
 
 def compare(
@@ -197,6 +214,11 @@ MET = {
     "factor": ("base", "fallback", "several at once", "first below its bar", "stopped at the last"),
     "eb": ("base", "fallback", "several at once", "stopped by the bound"),
     "frechet": ("base", "fallback", "several at once", "stopped by the bound"),
+    "localleap": ("base", "fallback", "near an anchor", "near an anchor of the next block", "sure enough but too far"),
+    "hierarchy": ("base", "fallback", "several runs", "remask", "edit", "more written than re-masked"),
+    "slowfast": ("base", "fallback", "one is high", "nothing in reach", "unsettled", "fast", "another cycle"),
+    "joint": ("base", "fallback", "edit", "edit refused", "edited when full", "read again, nothing to edit"),
+    "lopa": ("base", "a branch wins", "the anchor wins", "fewer branches", "several blocks open"),
     "klass": (
         "base",
         "fallback",
@@ -228,7 +250,7 @@ def test_decoders_do_not_disturb_each_other_in_one_batch() -> None:
     for seed in range(100, 103):
         batch = random_batch(np.random.default_rng(seed), LOOPS * 2, rows=6)
         saw += compare(ReactiveDenoiser(seed), batch, max_rows=13)
-    assert saw["rows"] == 216
+    assert saw["rows"] == 36 * len(LOOPS)
     assert_met(saw, "base", "fallback", "KL blocks", "several at once")
 
 
