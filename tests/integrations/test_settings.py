@@ -41,8 +41,10 @@ def test_every_policy_of_one_block_can_be_gated() -> None:
             with pytest.raises(TacgError, match=f"`base` must be a policy that fills .*`{name}` reaches beyond it"):
                 read_settings({"base": name})
         elif not name.startswith("tacg"):  # the released rules are gates themselves
-            policy, _ = read_settings({"base": name})
+            policy, settings = read_settings({"base": name})
             assert policy.label.startswith("tacg")
+            blocks, masks = Blocks(policy, settings, width=4, unwritable=[1]), torch.ones(1, 4, dtype=torch.bool)
+            blocks.step(torch.randn(4, 9), masks, {0: Block()})  # with no more than an engine hands over
 
 
 @pytest.mark.parametrize(("base", "knobs"), [("hierarchy", {"remask": 0.3}), ("prophet", {"region_start": 4})])

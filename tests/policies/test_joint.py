@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+import tacg
+from tacg.models.tiny import write_checkpoint
 from tacg.policies import get_policy
 from tacg.types import Signals
 from tests.policies.test_policies import signals
@@ -42,6 +45,16 @@ def test_a_full_block_is_read_again_so_often_at_most(most: int, stays: list[bool
     decision, _ = policy.decide(block([0.9, 0.9], "11", [1, 1]), state)
     assert decision.stay is not None
     assert decision.stay.tolist() == [most > 0], "a new block counts anew"
+
+
+def test_a_cache_of_blocks_keeps_what_a_block_is_in_the_end(tmp_path: Path) -> None:
+    """Its home are models that see by blocks: what is kept of a block must be what it was edited to."""
+    llm = tacg.load(write_checkpoint(tmp_path / "model", family="llada2", seed=2, liveliness=4.0))
+    settings = {"gen_length": 96, "block_length": 32, "early_stop": False, "threshold": 0.3}
+    kept, anew = (llm.generate("Hello there", "joint", **settings, cache=cache) for cache in ("block", "none"))
+    assert (kept.tokens, kept.commits, kept.steps) == (anew.tokens, anew.commits, anew.steps)
+    assert kept.positions < anew.positions
+    assert "edit" in {each.reason for each in kept.commits}
 
 
 def decoded(seed: int, most: int) -> tuple[int, list[str]]:

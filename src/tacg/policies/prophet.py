@@ -47,10 +47,10 @@ class Prophet(Wrapper):
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """The base policy's decision, and whether to end."""
-        assert signals.length is not None
         below, base_state = self.base.decide(signals, state["base"])
         if self.region_start is None:
             return below, {"base": base_state}
+        assert signals.length is not None
         place = torch.arange(signals.gap.shape[1], device=signals.gap.device)
         region = signals.observed & (place >= self.region_start) & (place < self.region_start + self.region_length)
         size = region.sum(dim=1, keepdim=True)
