@@ -269,7 +269,7 @@ class Decision:
     remask    bool  [R, L]  committed positions of open blocks that become masks again; fewer than are committed
     edit      bool  [R, L]  committed positions of open blocks that get `signals.token` instead
     open      int64 [R]     how many blocks are open in the next step, counted from the one that is active now (None: 1)
-    stay      bool  [R]     the active block is full but not done yet; heeded in steps that edit something
+    stay      bool  [R]     if the active block is full it is not done yet; heeded in steps that write something
     finish    bool  [R]     write every remaining mask with its proposal, and end
     branches  alternatives for the next step
     """

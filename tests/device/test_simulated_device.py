@@ -290,6 +290,9 @@ def test_a_planted_mix_is_caught(pocket: tuple[tacg.LLM, tacg.LLM]) -> None:
         ("attention", {"cache": "dual"}),
         ("tacg", {"observe": "sequence"}),
         ("tacg", {"memory": "hidden"}),
+        ("hierarchy", {"remask": 0.6}),
+        ("lopa", {"add": 0.3, "block_length": 8}),
+        ("prophet", {"region_start": 20}),
     ],
     ids=str,
 )

@@ -35,14 +35,24 @@ def test_without_promotions_no_reference_is_kept() -> None:
 
 
 def test_every_policy_of_one_block_can_be_gated() -> None:
-    beyond = {"apd", "attention", "d3llm", "dapd", "lookum", "prophet", "saber", "streaming", "wino"}
+    beyond = {
+        *("apd", "attention", "d3llm", "dapd", "joint", "lookum", "lopa", "saber", "streaming", "wino"),
+    }
     for name in policy_names():
         if name in beyond:
-            with pytest.raises(TacgError, match=f"`base` must be a policy that fills .*'{name}' reaches beyond it"):
+            with pytest.raises(TacgError, match=f"`base` must be a policy that fills .*`{name}` reaches beyond it"):
                 read_settings({"base": name})
         elif not name.startswith("tacg"):  # the released rules are gates themselves
-            policy, _ = read_settings({"base": name})
+            policy, settings = read_settings({"base": name})
             assert policy.label.startswith("tacg")
+            blocks, masks = Blocks(policy, settings, width=4, unwritable=[1]), torch.ones(1, 4, dtype=torch.bool)
+            blocks.step(torch.randn(4, 9), masks, {0: Block()})  # with no more than an engine hands over
+
+
+@pytest.mark.parametrize(("base", "knobs"), [("hierarchy", {"remask": 0.3}), ("prophet", {"region_start": 4})])
+def test_a_knob_may_reach_beyond_the_block(base: str, knobs: dict[str, float]) -> None:
+    with pytest.raises(TacgError, match=f"`base` must be a policy that .*`{base}.*{min(knobs)}.*` reaches beyond"):
+        read_settings({"base": base, **knobs})
 
 
 def test_presets_bring_their_part_of_the_decode(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -44,16 +44,19 @@ class Task:
 class Trace:
     """A row while it is decoded and what became of it. Positions count from the first generated one, steps from 1.
 
-    saw  how often the situations came up that a test of the decoder must have met
+    steps  forwards, but for those of alternatives that were looked at together
+    saw    how often the situations came up that a test of the decoder must have met
     """
 
     task: Task
     denoise: Denoise
     canvas: Canvas = field(init=False)
     commits: list[tuple[int, int]] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     forwards: int = 0
+    steps: int = 0
     saw: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -68,8 +71,13 @@ class Trace:
         return [i for i in range(start, stop) if self.canvas[len(self.task.prompt) + i] == self.task.mask_id]
 
     def forward(self) -> Array:
-        """Posteriors [gen_length, V] of the answer, the mask ruled out before the softmax."""
-        logits = self.denoise(self.canvas, self.forwards)[len(self.task.prompt) :].astype(np.float64)
+        """A step: posteriors [gen_length, V] of the answer."""
+        self.steps += 1
+        return self.look(self.canvas)
+
+    def look(self, canvas: Canvas) -> Array:
+        """Posteriors of the answer on any canvas, the mask ruled out before the softmax."""
+        logits = self.denoise(canvas, self.forwards)[len(self.task.prompt) :].astype(np.float64)
         self.forwards += 1
         logits[:, self.task.mask_id] = -np.inf
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -81,17 +89,27 @@ class Trace:
         last = every[-max(1, round(share * len(every))) :]
         return self.forward(), np.mean(last, axis=0)[before:, before:]
 
-    def commit(self, p: Array, accepted: list[int], topped_up: list[int]) -> None:
-        """Write the most probable tokens; `accepted` by the decoder's own rule, `topped_up` because they were owed."""
-        for i in sorted(accepted + topped_up):
-            token = int(p[i].argmax())
-            self.canvas[len(self.task.prompt) + i] = token
-            self.commits.append((self.forwards, i))
-            self.reasons.append("base" if i in accepted else "fallback")
-            self.confidences.append(float(p[i, token]))
-            self.saw[self.reasons[-1]] += 1
+    def commit(self, p: Array, accepted: list[int], topped_up: list[int], **more: list[int]) -> None:
+        """Write the most probable tokens; `accepted` by the decoder's own rule, `topped_up` because they were owed.
+
+        more  positions by another reason; with "remask" they become masks
+        """
+        reasons = {i: reason for reason, places in more.items() for i in places}
+        reasons |= dict.fromkeys(accepted, "base") | dict.fromkeys(topped_up, "fallback")
+        for i, reason in sorted(reasons.items()):
+            word = int(p[i].argmax())
+            self.record(i, self.task.mask_id if reason == "remask" else word, reason, float(p[i, word]))
         self.saw["accepted and topped up"] += bool(accepted) and bool(topped_up)
         self.saw["several at once"] += len(accepted) > 1
+
+    def record(self, i: int, token: int, reason: str, confidence: float) -> None:
+        """Write one position and note it."""
+        self.canvas[len(self.task.prompt) + i] = token
+        self.commits.append((self.steps, i))
+        self.written.append(token)
+        self.reasons.append(reason)
+        self.confidences.append(confidence)
+        self.saw[reason] += 1
 
 
 def best(score: dict[int, float], k: int) -> list[int]:
@@ -268,6 +286,72 @@ def frechet(task: Task, denoise: Denoise, *, delta: float) -> Trace:
             rest = {i: c[i] for i in masks if i not in passed}
             trace.commit(p, passed, best(rest, owed(masks, steps - step) - len(passed)))
     return trace
+
+
+def localleap(
+    task: Task, denoise: Denoise, *, tau: float, relaxed: float, radius: int, observe: str = "block"
+) -> Trace:
+    """LocalLeap: anchors, and what is near one and passes a lower bar."""
+    trace = Trace(task, denoise)
+    for start, stop, steps in task.blocks():
+        for step in range(steps):
+            masks = trace.masked(start, stop)
+            if not masks:
+                break
+            p = trace.forward()
+            seen = trace.masked(start, task.gen_length) if observe == "sequence" else masks
+            anchors = [i for i in seen if p[i].max() >= tau]
+            ready = []
+            for i in masks:
+                near = [a for a in anchors if abs(a - i) <= radius]
+                if i in anchors:
+                    ready.append(i)
+                elif near and p[i].max() >= relaxed:
+                    ready.append(i)
+                    trace.saw["near an anchor"] += 1
+                    trace.saw["near an anchor of the next block"] += min(near) >= stop
+                else:
+                    trace.saw["sure enough but too far"] += bool(anchors) and p[i].max() >= relaxed
+            rest = {i: float(p[i].max()) for i in masks if i not in ready}
+            trace.commit(p, ready, best(rest, owed(masks, steps - step) - len(ready)))
+    return trace
+
+
+def slowfast(task: Task, denoise: Denoise, *, tau: float, low: float, k: int) -> Trace:
+    """SlowFast: cycles of k slow steps, which settle how far the cycle goes, and fast ones, which fill it."""
+    trace = Trace(task, denoise)
+    for start, stop, steps in task.blocks():
+        first, deadline = start, trace.steps + steps
+        while trace.masked(start, stop):
+            guesses, end = list[int](), None
+            while len(guesses) < k and trace.masked(start, stop):
+                guesses.append(_within(trace, first, stop, stop, deadline, tau, low))
+                if end is None and len(guesses) > 1 and abs(guesses[-1] - guesses[-2]) <= 1:
+                    end = guesses[-1]
+            if end is None:
+                trace.saw["unsettled"] += len(guesses) > 1
+                end = sum(guesses[-2:]) // len(guesses[-2:])
+            while trace.masked(first, end):
+                _within(trace, first, stop, end, deadline, tau, low)
+                trace.saw["fast"] += 1
+            trace.saw["another cycle"] += bool(trace.masked(start, stop))
+            first = end
+    return trace
+
+
+def _within(trace: Trace, first: int, stop: int, end: int, deadline: int, tau: float, low: float) -> int:
+    """A step of SlowFast, which commits before `end`; just behind the last position that is roughly sure."""
+    masks = trace.masked(first, stop)
+    p = trace.forward()
+    c = {i: float(p[i].max()) for i in masks}
+    high = [i for i in masks if i < end and c[i] >= tau]
+    trace.saw["one is high"] += len(high) == 1
+    ready = high if len(high) > 1 else best({i: c[i] for i in masks if i < end}, 1)
+    rest = {i: c[i] for i in masks if i not in ready}
+    trace.commit(p, ready, best(rest, owed(masks, deadline - trace.steps + 1) - len(ready)))
+    reached = [i for i in masks if c[i] >= low]
+    trace.saw["nothing in reach"] += not reached
+    return max(reached, default=first) + 1
 
 
 def attention(

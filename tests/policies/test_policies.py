@@ -255,7 +255,7 @@ def test_d3llm_opens_the_next_block_early() -> None:
 
 
 def test_prophet_ends_when_the_gap_is_wide_enough_for_the_hour() -> None:
-    policy = get_policy("prophet+schedule")
+    policy = get_policy("prophet+schedule", region_start=0, region_length=6)
     state = policy.start(1, 6, torch.device("cpu"))
     for left, gap, ends in ((6, 7.4, False), (6, 7.5, True), (3, 4.9, False), (3, 5.0, True), (1, 2.5, True)):
         masked = torch.arange(6)[None] >= 6 - left
@@ -263,6 +263,29 @@ def test_prophet_ends_when_the_gap_is_wide_enough_for_the_hour() -> None:
         decision, _ = policy.decide(given, state)
         assert decision.finish is not None
         assert decision.finish.tolist() == [ends], (left, gap)
+
+
+def test_prophet_watches_its_region_only() -> None:
+    policy = get_policy("prophet+schedule", region_start=3, region_length=2)
+    state = policy.start(1, 6, torch.device("cpu"))
+    for gap, ends in (([9.0, 9, 9, 7, 7, 9], False), ([0.0, 0, 0, 8, 7, 0], True)):
+        given = replace(
+            signals([0.5] * 6, gap=gap), masked=torch.ones(1, 6, dtype=torch.bool), length=torch.tensor([6])
+        )
+        decision, _ = policy.decide(given, state)
+        assert decision.finish is not None
+        assert decision.finish.tolist() == [ends]
+
+
+def test_prophet_without_a_region_is_its_base_policy(llm: tacg.LLM) -> None:
+    """As the authors': nothing is forced, so there is nothing to watch. A random model has gaps beyond any bar."""
+    settings = {"gen_length": 24, "block_length": 8, "early_stop": False}
+    bars = {"early": 0.0, "middle": 0.0, "late": 0.0}
+    plain = llm.generate("Hello", "confidence", **settings)
+    assert llm.generate("Hello", "prophet", **settings, **bars).commits == plain.commits
+    ended = llm.generate("Hello", "prophet", **settings, **bars, region_start=20)
+    assert {each.reason for each in ended.commits} >= {"finish"}
+    assert ended.steps == 1
 
 
 def test_lookum_looks_ahead_unless_something_is_sure() -> None:

@@ -54,7 +54,14 @@ def test_recording_changes_nothing_and_misses_nothing(
         assert all(name in step["names"] for step in trace.steps)
 
 
-@pytest.mark.parametrize("policy", ["confidence", "klass", "tacg", "tacg+klass", "saber", "prophet", REVISER])
+ENDS = tacg.get_policy("prophet", region_start=0, region_length=99, early=1.0, middle=1.0, late=1.0)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [*("confidence", "klass", "slowfast", "tacg", "tacg+klass", "saber", "joint", ENDS), REVISER],
+    ids=lambda each: each if isinstance(each, str) else each.name,
+)
 @pytest.mark.parametrize("observe", ["block", "sequence"])
 def test_a_policy_replayed_on_its_own_trace_decides_the_same(
     llm: tacg.LLM, tmp_path: Path, policy: str | tacg.Policy, observe: str

@@ -141,9 +141,9 @@ def advance(
     if eos is not None:
         ends = (answer[:, :, None] == eos).any(dim=2) & boards.holes
         told["first_eos"] = torch.where(ends, place, end).amin(dim=1)
-    if decision.stay is not None:  # heeded while something is edited and steps are left
-        edited = (reason == int(Reason.EDIT)).any(dim=1)
-        staying = decision.stay & edited & (boards.step + 1 < signals.steps)
+    if decision.stay is not None:  # heeded in a full block while something changes and steps are left
+        full = (block != boards.block) | (first_mask == end)
+        staying = decision.stay & full & written.any(dim=1) & (boards.step + 1 < signals.steps)
         block = torch.where(staying, boards.block, block)
         told |= {"block": block, "stay": staying.long()}
     step = told["step"] = (boards.step + 1) * (block == boards.block)

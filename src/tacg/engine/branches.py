@@ -67,4 +67,6 @@ def take_branch(
     masked = boards.masked & ~commit
     _, block = first_unfinished(boards, masked, ruler)  # a branch may have filled its block
     step = boards.step * (block == boards.block)
-    return boards._replace(masked=masked, block=block, step=step), answer, commit * int(Reason.BRANCH)
+    opened = (boards.open - (block - boards.block)).clamp(min=1)
+    boards = boards._replace(masked=masked, block=block, step=step, open=opened)
+    return boards, answer, commit * int(Reason.BRANCH)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tacg.errors import TacgError, unknown
 from tacg.knobs import Knobs, knob, own_knobs
@@ -14,7 +14,7 @@ from tacg.scan.step_scan import BACKENDS
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from tacg.policies import Policy
+    from tacg.policies import Policy, Wrapper
 
 logger = logging.getLogger(__name__)
 
@@ -67,20 +67,21 @@ def read_settings(given: Mapping[str, Any], allowed: Collection[str] = ()) -> tu
         settings = _with_preset(settings, given, spelling)
         spelling = f"{spelling}:{settings.preset}"
     policy = get_policy(spelling)
-    needs = policy.needs
-    more = (needs.committed, needs.samples, needs.branches, needs.attention, needs.verifier)
-    if needs.scope != "block" or needs.suffix is not None or any(more):
-        raise TacgError(
-            f"`base` must be a policy that fills the masks of one block, as engines hand over no more than that; "
-            f"{settings.base!r} reaches beyond it."
-        )
     theirs = policy.knobs().keys()
     if twice := ours & theirs:
         raise TacgError(f"`{policy.name}` has a knob named `{min(twice)}`, as the engine has: rename the policy's.")
     for name in given:
         if name not in ours | theirs | set(allowed):
             raise unknown("setting", str(name), ours | theirs | set(allowed))
-    return policy.replace(**{name: value for name, value in given.items() if name in theirs}), settings
+    policy = policy.replace(**{name: value for name, value in given.items() if name in theirs})
+    needs = policy.needs  # which may depend on a knob
+    more = (needs.committed, needs.samples, needs.branches, needs.attention, needs.verifier)
+    if needs.scope != "block" or needs.suffix is not None or any(more):
+        raise TacgError(
+            f"`base` must be a policy that fills the masks of one block, as engines hand over no more than that; "
+            f"`{cast('Wrapper', policy).base.label}` reaches beyond it."
+        )
+    return policy, settings
 
 
 def _with_preset(settings: Settings, given: Mapping[str, Any], policy: str) -> Settings:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
+
 from tacg.knobs import Knobs
 from tacg.types import Decision, Needs, Signals
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 DEFAULT_BASE = "confidence"  # what a wrapper wraps unless told otherwise
@@ -98,3 +99,21 @@ def fresh(signals: Signals, values: Tensor, neutral: float) -> Tensor:
     """`values` [R, W, …] with `neutral` wherever a trajectory begins in this step."""
     first = signals.first.view(*signals.first.shape, *[1] * (values.dim() - 2))
     return values.masked_fill(first, neutral)
+
+
+def opened_next(signals: Signals, ready: Tensor, share: float | Tensor) -> Tensor:
+    """int64 [R]: blocks that are open in the next step, one more than now if a `share` of the last one is written.
+
+    ready  bool [R, L]  what is committed in this step
+    """
+    assert signals.masked is not None
+    assert signals.grid is not None
+    assert signals.current is not None
+    assert signals.opened is not None
+    assert signals.length is not None
+    last = (signals.current + signals.opened - 1)[:, None]
+    place = torch.arange(ready.shape[1], device=ready.device)
+    inside = (signals.grid == last) & (place < signals.length[:, None])
+    written = (inside & ~(signals.masked & ~ready)).sum(dim=1, keepdim=True)
+    more = written >= share * inside.sum(dim=1, keepdim=True)
+    return signals.opened + more[:, 0].long()

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-
 from tacg.knobs import knob
-from tacg.policies.base import Policy, State
+from tacg.policies.base import Policy, State, opened_next
 from tacg.types import Decision, Needs, top
 
 if TYPE_CHECKING:
@@ -40,20 +38,9 @@ class D3llm(Policy):
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """Threshold, progress in the active block, then whether another block opens."""
-        assert signals.masked is not None
-        assert signals.grid is not None
-        assert signals.current is not None
-        assert signals.opened is not None
-        assert signals.length is not None
         rank = -signals.entropy
         active = signals.eligible if signals.active is None else signals.active
         ready = signals.eligible & (signals.entropy <= self.threshold) | top(rank, signals.eligible, 1)
         stuck = ~(ready & active).any(dim=1, keepdim=True)
         ready = ready | (top(rank, active, 1) & stuck)
-
-        last = (signals.current + signals.opened - 1)[:, None]
-        place = torch.arange(rank.shape[1], device=rank.device)
-        inside = (signals.grid == last) & (place < signals.length[:, None])
-        written = (inside & ~(signals.masked & ~ready)).sum(dim=1, keepdim=True)
-        more = written >= self.add * inside.sum(dim=1, keepdim=True)
-        return Decision(ready, rank=rank, open=signals.opened + more[:, 0].long()), state
+        return Decision(ready, rank=rank, open=opened_next(signals, ready, self.add)), state

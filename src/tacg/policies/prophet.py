@@ -20,22 +20,26 @@ class Prophet(Wrapper):
     """Decode as the base policy does, and write all that is left at once when the answer region is clear enough.
 
     That is: when the gap between the two largest logits, averaged over the region, reaches 7.5 in the first third of
-    the answer, 5 in the second, 2.5 in the last. The authors' region is 5 tokens behind a forced "The answer is";
-    without `region_start` it is the whole answer.
+    the answer, 5 in the second, 2.5 in the last. The authors' region is 5 tokens behind a forced "The answer is", as a
+    canvas can have it. Without `region_start` there is none, and it never ends early: a decoder that is sure of most
+    of an answer knows nothing yet of the one number in it that counts.
     """
 
     name: ClassVar[str] = "prophet"
 
-    region_start: int | None = knob(None, "first position of the answer region (none: the whole answer)", low=0)
-    region_length: int = knob(5, "positions of the answer region", low=1)
+    region_start: int | None = knob(
+        None, "first position of the answer region (none: never end early)", low=0, per_row=True
+    )
+    region_length: int = knob(5, "positions of the answer region", low=1, per_row=True)
     early: float = knob(7.5, "mean gap that ends the decode in its first third", symbol="τ_1", low=0, per_row=True)
     middle: float = knob(5.0, "mean gap that ends it in its second third", symbol="τ_2", low=0, per_row=True)
     late: float = knob(2.5, "mean gap that ends it in its last third", symbol="τ_3", low=0, per_row=True)
 
     @property
     def needs(self) -> Needs:
-        """The base policy's, and the gap everywhere, committed positions included."""
-        return self.base.needs | Needs("gap", scope="answer", committed=True)
+        """The base policy's, and the gap everywhere, committed positions included, if there is a region to watch."""
+        watched = Needs() if self.region_start is None else Needs("gap", scope="answer", committed=True)
+        return self.base.needs | watched
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
         """base: the wrapped policy's state."""
@@ -43,12 +47,12 @@ class Prophet(Wrapper):
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """The base policy's decision, and whether to end."""
-        assert signals.length is not None
         below, base_state = self.base.decide(signals, state["base"])
+        if self.region_start is None:
+            return below, {"base": base_state}
+        assert signals.length is not None
         place = torch.arange(signals.gap.shape[1], device=signals.gap.device)
-        region = signals.observed
-        if self.region_start is not None:
-            region = region & (place >= self.region_start) & (place < self.region_start + self.region_length)
+        region = signals.observed & (place >= self.region_start) & (place < self.region_start + self.region_length)
         size = region.sum(dim=1, keepdim=True)
         gap = (signals.gap * region).sum(dim=1, keepdim=True) / size.clamp(min=1)
         progress = (1.0 - signals.left / signals.length.clamp(min=1))[:, None]

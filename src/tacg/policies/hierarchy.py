@@ -1,0 +1,76 @@
+"""Hierarchy decoding: "Hierarchy Decoding: A Training-free Parallel Decoding Strategy for Diffusion Large Language
+Models", ICLR 2026. The re-masking variant is that of dInfer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from tacg.knobs import knob
+from tacg.policies.base import Policy, State
+from tacg.types import Decision, Needs, top
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tacg.types import Signals
+
+
+@dataclass(frozen=True)
+class Hierarchy(Policy):
+    """Commit the surest position of every run of masks, so that what is left falls apart into ever shorter runs.
+
+    It must be above `low`; positions above `threshold` are committed wherever they are. With `remask`, committed tokens
+    whose position is less sure than that are open again: they are written anew or re-masked, and at least one mask
+    more is written than is re-masked.
+    """
+
+    name: ClassVar[str] = "hierarchy"
+
+    threshold: float = knob(0.76, "confidence that needs no run", symbol="τ_high", low=0, high=1, per_row=True)
+    low: float = knob(0.62, "confidence of the surest of a run", symbol="τ_low", low=0, high=1, per_row=True)
+    remask: float | None = knob(
+        None, "confidence below which a committed token is open again (none: never)", symbol="τ_re", low=0, high=1,
+        per_row=True,
+    )  # fmt: skip
+
+    @property
+    def revises(self) -> bool:
+        """With `remask`."""
+        return self.remask is not None
+
+    @property
+    def needs(self) -> Needs:
+        """Committed positions, too, if these may be open again."""
+        return Needs(committed=self.revises)
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """The surest of each run, and what is sure anyway."""
+        sure = signals.confidence
+        if self.remask is None:
+            return Decision(self._chosen(sure, signals.eligible), rank=sure), state
+        assert signals.masked is not None
+        doubted = signals.observed & ~signals.masked & (sure < self.remask)
+        pool = signals.eligible | doubted
+        chosen = self._chosen(sure, pool)
+        doubts = doubted.sum(dim=1)  # so many may become masks: one more is written
+        chosen = chosen | top(sure, pool & ~chosen, (doubts + 1 - chosen.sum(dim=1)) * (doubts > 0))
+        edit = chosen & doubted & (signals.token != signals.written)
+        return Decision(chosen & signals.eligible, rank=sure, edit=edit, remask=doubted & ~chosen), state
+
+    def _chosen(self, sure: Tensor, pool: Tensor) -> Tensor:
+        return pool & ((sure > self.threshold) | _best_of_runs(sure, pool) & (sure > self.low))
+
+
+def _best_of_runs(score: Tensor, among: Tensor) -> Tensor:
+    """The best position of each maximal run of `among`, bool [R, L]; the lowest one among equals."""
+    size = score.shape[1]
+    place = torch.arange(size, device=score.device)
+    starts = among & (~among.roll(1, dims=1) | (place == 0))
+    run = (starts.cumsum(dim=1) - 1).clamp(min=0)  # what is between two runs counts as the one before, without a score
+    score = torch.where(among, score, -torch.inf)
+    best = torch.full_like(score, -torch.inf).scatter_reduce(1, run, score, "amax").gather(1, run)
+    equals = torch.where(among & (score == best), place, size)
+    return place == torch.full_like(run, size).scatter_reduce(1, run, equals, "amin").gather(1, run)

@@ -1,0 +1,48 @@
+"""LocalLeap: Kong et al., "Accelerating Diffusion LLM Inference via Local Determinism Propagation", 2025."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from tacg.knobs import knob
+from tacg.policies.base import Policy, State
+from tacg.types import Decision
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tacg.types import Signals
+
+
+@dataclass(frozen=True)
+class LocalLeap(Policy):
+    """Commit every anchor, and around anchors whatever passes a lower bar: what is near a sure token is settled, too.
+
+    Anchors are looked for wherever masks are observed: with observe="sequence" also beyond the edge of the block.
+    """
+
+    name: ClassVar[str] = "localleap"
+
+    threshold: float = knob(0.9, "confidence of an anchor", symbol="κ", low=0, high=1, per_row=True)
+    relaxed: float = knob(0.75, "confidence to commit near an anchor", symbol="τ", low=0, high=1, per_row=True)
+    radius: int = knob(4, "positions to either side that count as near", symbol="W", low=0, per_row=True)
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """Anchors, and their neighbours above the lower bar."""
+        sure = signals.confidence
+        anchors = signals.observed & (sure >= self.threshold)
+        near = _distance(anchors) <= self.radius
+        ready = signals.eligible & (anchors | near & (sure >= self.relaxed))
+        return Decision(ready, rank=sure), state
+
+
+def _distance(to: Tensor) -> Tensor:
+    """int64 [R, L]: positions from each one to the nearest in `to`, bool [R, L]; far beyond L where there is none."""
+    far = 1 << 40
+    place = torch.arange(to.shape[1], device=to.device)
+    before = torch.where(to, place, -far).cummax(dim=1).values
+    behind = torch.where(to, place, far).flip(1).cummin(dim=1).values.flip(1)
+    return torch.minimum(place - before, behind - place)
