@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MASK, SIZE = 1, 20
 LOOPS = ("schedule", "threshold", "factor", "klass", "eb", "frechet")
-POLICY = {name: name for name in LOOPS} | {"threshold": "confidence", "factor": "confidence"}
+POLICY = {"threshold": "confidence", "factor": "confidence"}  # the others are called as their loop is
 KNOB = {"tau": "threshold", "f": "factor"}
 
 
@@ -74,7 +74,9 @@ class Case:
     observe: str = "block"
 
     def request(self) -> Request:
-        policy = get_policy(POLICY[self.loop], **{KNOB.get(key, key): value for key, value in self.settings.items()})
+        policy = get_policy(
+            POLICY.get(self.loop, self.loop), **{KNOB.get(key, key): value for key, value in self.settings.items()}
+        )
         decode = Decode(
             gen_length=self.task.gen_length,
             block_length=self.task.block_length,

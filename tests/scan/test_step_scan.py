@@ -46,7 +46,9 @@ def test_signals_are_what_their_names_say(vocabulary: int, backend: str) -> None
         assert torch.allclose(found["kl"], kl(p, previous))
         before = previous if number else torch.full_like(p, 1 / vocabulary)
         assert torch.allclose(found["reverse_kl"], (before * (before / p).log()).sum(1), atol=1e-9)
-        assert torch.allclose(found["drift"], sum(w * kl(p, q) for w, q in zip(weights, (previous, older), strict=True)))
+        assert torch.allclose(
+            found["drift"], sum(w * kl(p, q) for w, q in zip(weights, (previous, older), strict=True))
+        )
         at = best.indices[:, :1]
         assert torch.allclose(found["reference"], reference.softmax(1).gather(1, at)[:, 0])
         assert torch.allclose(found["readout"], (z + 0.7 * (z - reference)).softmax(1).gather(1, at)[:, 0])

@@ -32,7 +32,6 @@ class Ahd(Wrapper):
         0.01, "mean divergence below which a position of a later block is stable", symbol="ε", low=0, per_row=True
     )
     drift_lambda: float = knob(0.5, "how fast older steps count less", symbol="λ", low=0)
-    floor: float = knob(0.0, "confidence that it needs as well (the paper: none)", low=0, high=1, per_row=True)
 
     @property
     def needs(self) -> Needs:
@@ -49,8 +48,7 @@ class Ahd(Wrapper):
         assert signals.current is not None
         active = signals.eligible if signals.active is None else signals.active
         below, base_state = self.base.decide(replace(signals, eligible=active, active=None), state["base"])
-        stable = (signals.drift < self.max_drift) & (signals.confidence >= self.floor)
-        ahead = signals.eligible & ~active & stable
+        ahead = signals.eligible & ~active & (signals.drift < self.max_drift)
         # In a step that commits elsewhere, the readiest of an active block that got nothing is no fallback.
         stuck = ahead.any(dim=1, keepdim=True) & ~(below.base & active).any(dim=1, keepdim=True)
         ready = below.base | ahead | (top(below.rank, active, 1) & stuck)

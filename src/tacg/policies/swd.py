@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 class Swd(Wrapper):
     """Decode as the base policy does, but let positions whose posterior still moves look less sure.
 
-    Confidence (and margin) are multiplied by exp(-λ KL(p_{t-1} || p_t)) before the base policy reads them.
+    Confidence (and margin) are multiplied by exp(-λ KL(p_{t-1} || p_t)) before the base policy reads them. A first
+    observation has no past: it is taken as it is. Public copies hold it against the uniform distribution instead, so
+    that the least sure position of a block is committed first.
     """
 
     name: ClassVar[str] = "swd"
@@ -29,8 +31,8 @@ class Swd(Wrapper):
         5.0, "how much it counts against a position to move", symbol="λ", low=0, per_row=True
     )
     first: str = knob(
-        "uniform", "what a first observation is held against: the uniform distribution or nothing",
-        choices=("uniform", "nothing"),
+        "neutral", "what a first observation is held against: itself (neutral) or the uniform distribution",
+        choices=("neutral", "uniform"),
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -55,7 +57,7 @@ class Swd(Wrapper):
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """The base policy's decision on what is left of confidence and margin."""
         moved = signals.reverse_kl
-        if self.first == "nothing":
+        if self.first == "neutral":
             moved = moved.masked_fill(signals.first, 0.0)
         weight = torch.exp(-self.stability_lambda * moved)
         margin = {"margin": signals.margin * weight} if "margin" in self.base.needs else {}
