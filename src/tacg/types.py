@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 CONTRASTED = ("reference", "readout")
 BY_ENGINE = ("noise", "recheck")  # what only an engine can tell, which knows seeds and lays out forwards
-MEASURED = ("margin", "gap", "entropy", "kl", *CONTRASTED, *BY_ENGINE)
+LOOKING_BACK = ("reverse_kl", "drift")
+MEASURED = ("margin", "gap", "entropy", "kl", *LOOKING_BACK, *CONTRASTED, *BY_ENGINE)
 SCOPES = ("block", "open", "answer")
 
 
@@ -55,6 +56,17 @@ class Mix:
     weight: float
 
 
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A V-sized history that the scan keeps: the posteriors of the last `steps` steps, held against the present one.
+
+    Their divergences are averaged with weights that fall by exp(-decay) from step to step (AHD).
+    """
+
+    steps: int
+    decay: float
+
+
 @dataclass(frozen=True, slots=True, init=False)
 class Needs:
     """What a policy reads beyond token and confidence. A policy that reads nothing else needs nothing.
@@ -62,6 +74,7 @@ class Needs:
     names      signals out of `MEASURED`
     contrast   the EMA of logits behind reference and readout
     credit     credit that is added to the logits before they are read
+    past       the posteriors of the last steps behind drift
     scope      positions in view: the active block, all open blocks, or every mask of the answer
     committed  committed positions in view are scanned as well, so that they can be re-masked or edited; "recheck" asks
                for that, too
@@ -75,6 +88,7 @@ class Needs:
     names: frozenset[str]
     contrast: EmaContrast | None
     credit: Credit | None
+    past: Past | None
     scope: str
     committed: bool
     samples: int
@@ -84,8 +98,8 @@ class Needs:
     verifier: Mix | None
 
     def __init__(
-        self, *names: str, contrast: EmaContrast | None = None, credit: Credit | None = None, scope: str = "block",
-        committed: bool = False, samples: int = 0, branches: int = 0, suffix: int | None = None,
+        self, *names: str, contrast: EmaContrast | None = None, credit: Credit | None = None, past: Past | None = None,
+        scope: str = "block", committed: bool = False, samples: int = 0, branches: int = 0, suffix: int | None = None,
         attention: float = 0.0, verifier: Mix | None = None,
     ) -> None:  # fmt: skip
         for name in names:
@@ -95,24 +109,27 @@ class Needs:
             raise TacgError(f"`scope` must be one of {', '.join(SCOPES)}; got {scope!r}.")
         if contrast is None and set(CONTRASTED) & set(names):
             raise TacgError("`needs` of reference or readout must come with contrast=EmaContrast(w, beta).")
+        if past is None and "drift" in names:
+            raise TacgError("`needs` of drift must come with past=Past(steps, decay).")
         if branches and (attention or verifier):
             raise TacgError("A policy that proposes branches can neither look at attention nor be verified.")
         for name, value in (
-            ("names", frozenset(names)), ("contrast", contrast), ("credit", credit), ("scope", scope),
+            ("names", frozenset(names)), ("contrast", contrast), ("credit", credit), ("past", past), ("scope", scope),
             ("committed", committed or "recheck" in names), ("samples", samples), ("branches", branches),
             ("suffix", suffix), ("attention", attention), ("verifier", verifier),
         ):  # fmt: skip
             object.__setattr__(self, name, value)
 
     def __or__(self, other: Needs) -> Needs:
-        for kind in ("contrast", "credit", "attention", "verifier"):
+        for kind in ("contrast", "credit", "past", "attention", "verifier"):
             mine, theirs = getattr(self, kind), getattr(other, kind)
             if mine and theirs and mine != theirs:
                 raise TacgError(f"Two kinds of {kind} in one policy: {mine} and {theirs}; keep one of them.")
         suffixes = [each for each in (self.suffix, other.suffix) if each is not None]
         return Needs(
             *(self.names | other.names), contrast=self.contrast or other.contrast, credit=self.credit or other.credit,
-            scope=max(self.scope, other.scope, key=SCOPES.index), committed=self.committed or other.committed,
+            past=self.past or other.past, scope=max(self.scope, other.scope, key=SCOPES.index),
+            committed=self.committed or other.committed,
             samples=max(self.samples, other.samples), branches=max(self.branches, other.branches),
             suffix=max(suffixes) if suffixes else None, attention=self.attention or other.attention,
             verifier=self.verifier or other.verifier,
@@ -137,7 +154,10 @@ class Signals:
         margin     probability of the top token minus that of the second
         gap        logit of the top token minus that of the second
         entropy    of the posterior, in nats
-        kl         divergence of the posterior from that of the previous step
+        kl         divergence of the posterior from that of the previous step, KL(p_t || p_{t-1})
+        reverse_kl the other way round, KL(p_{t-1} || p_t); a first observation comes after the uniform distribution
+        drift      divergence of the posterior from those of the last steps, on average (`Past`); steps in which a
+                   position was not observed count as in `kl`: as a posterior of nothing at all
         reference  probability of the proposal under the EMA reference, p_ref(x̂)
         readout    probability of the proposal under the contrast readout, q(x̂)
         noise      uniform in [0, 1), a function of the row's seed, step and position

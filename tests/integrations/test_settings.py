@@ -36,7 +36,7 @@ def test_without_promotions_no_reference_is_kept() -> None:
 
 def test_every_policy_of_one_block_can_be_gated() -> None:
     beyond = {
-        *("apd", "attention", "d3llm", "dapd", "joint", "lookum", "lopa", "saber", "streaming", "wino"),
+        *("ahd", "apd", "attention", "d3llm", "dapd", "joint", "lookum", "lopa", "saber", "sched", "streaming", "wino"),
     }
     for name in policy_names():
         if name in beyond:

@@ -30,7 +30,7 @@ LOOPS = (
     *("localleap", "hierarchy", "slowfast", "joint", "lopa"),
     *("attention", "dapd", "apd"),
 )
-POLICY = {name: name for name in LOOPS} | {"threshold": "confidence", "factor": "confidence"}
+POLICY = {"threshold": "confidence", "factor": "confidence"}  # the others are called as their loop is
 KNOB = {"tau": "threshold", "f": "factor"}
 
 
@@ -96,7 +96,9 @@ class Case:
     observe: str = "block"
 
     def request(self) -> Request:
-        policy = get_policy(POLICY[self.loop], **{KNOB.get(key, key): value for key, value in self.settings.items()})
+        policy = get_policy(
+            POLICY.get(self.loop, self.loop), **{KNOB.get(key, key): value for key, value in self.settings.items()}
+        )
         decode = Decode(
             gen_length=self.task.gen_length,
             block_length=self.task.block_length,

@@ -12,10 +12,17 @@ from tacg.errors import TacgError
 from tacg.models.scripted import ScriptedDenoiser
 from tacg.policies import get_policy
 from tacg.scan import Trajectories
-from tacg.types import EmaContrast, Needs
+from tacg.types import EmaContrast, Needs, Past
 from tests.worlds import ReactiveDenoiser, scan, trajectory
 
-EVERYTHING = Needs("margin", "gap", "entropy", "kl", "reference", "readout", contrast=EmaContrast(0.7, 0.6))
+EVERYTHING = Needs(
+    "margin", "gap", "entropy", "kl", "reverse_kl", "drift", "reference", "readout",
+    contrast=EmaContrast(0.7, 0.6), past=Past(2, 0.5),
+)  # fmt: skip
+
+
+def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    return (p * ((p + 1e-12) / (q + 1e-12)).log()).sum(1)
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
@@ -23,7 +30,9 @@ EVERYTHING = Needs("margin", "gap", "entropy", "kl", "reference", "readout", con
 def test_signals_are_what_their_names_say(vocabulary: int, backend: str) -> None:
     frames = trajectory(1, 4, 5, vocabulary, scale=2.0)
     memory, slots = Trajectories(1, 5), torch.arange(5)
-    reference, previous = frames[0].clone(), torch.zeros(5, vocabulary, dtype=torch.float64)
+    nothing = torch.zeros(5, vocabulary, dtype=torch.float64)
+    reference, previous, older = frames[0].clone(), nothing, nothing
+    weights = torch.tensor([0.0, -0.5], dtype=torch.float64).softmax(0)
     for number, z in enumerate(frames):
         found = scan(z, slots, memory, EVERYTHING, backend=backend)
         p = z.softmax(1)
@@ -34,12 +43,17 @@ def test_signals_are_what_their_names_say(vocabulary: int, backend: str) -> None
         two = z.topk(2, dim=1).values
         assert torch.allclose(found["gap"], two[:, 0] - two[:, 1])
         assert torch.allclose(found["entropy"], -(p * p.log()).sum(1))
-        assert torch.allclose(found["kl"], (p * ((p + 1e-12) / (previous + 1e-12)).log()).sum(1))
+        assert torch.allclose(found["kl"], kl(p, previous))
+        before = previous if number else torch.full_like(p, 1 / vocabulary)
+        assert torch.allclose(found["reverse_kl"], (before * (before / p).log()).sum(1), atol=1e-9)
+        assert torch.allclose(
+            found["drift"], sum(w * kl(p, q) for w, q in zip(weights, (previous, older), strict=True))
+        )
         at = best.indices[:, :1]
         assert torch.allclose(found["reference"], reference.softmax(1).gather(1, at)[:, 0])
         assert torch.allclose(found["readout"], (z + 0.7 * (z - reference)).softmax(1).gather(1, at)[:, 0])
         assert found["first"].tolist() == [number == 0] * 5
-        reference, previous = 0.6 * reference + 0.4 * z, p
+        reference, previous, older = 0.6 * reference + 0.4 * z, p, previous
 
 
 def test_only_what_is_needed_is_measured_and_kept() -> None:
@@ -48,18 +62,20 @@ def test_only_what_is_needed_is_measured_and_kept() -> None:
     assert found.keys() == {"token", "confidence", "peak", "first"}
     assert memory.memory.reference is None
     assert memory.memory.previous is None
+    assert memory.memory.past is None
 
 
 def test_memory_is_handed_on_and_forgets_rows() -> None:
-    before, memory, needs = Trajectories(2, 3), Trajectories(4, 3), Needs("kl")
+    before, memory, needs = Trajectories(2, 3), Trajectories(4, 3), Needs("kl", "drift", past=Past(2, 0.0))
     z = trajectory(0, 1, 6, 5)[0]
-    scan(z, torch.arange(6), before, needs)
+    alone = scan(z, torch.arange(6), before, needs)
     memory.memory.take_over(before.memory, torch.arange(6), torch.arange(6))
     memory.seen[1] = True
     again = scan(z[[0, 4]], torch.tensor([0, 4]), memory, needs)
     assert again["first"].tolist() == [True, False]
     assert float(again["kl"][1]) == pytest.approx(0, abs=1e-9)
     assert float(again["kl"][0]) > 20
+    assert float(again["drift"][1]) == pytest.approx(float(alone["kl"][4]) / 2), "seen once, and not the time before"
     late = scan(z[[1, 4]], torch.tensor([1, 4]), memory, needs)
     assert late["first"].tolist() == [True, False], "a slot that was not observed lost its trajectory"
 

@@ -11,12 +11,15 @@ import pytest
 import torch
 
 from tacg.scan import Trajectories
-from tacg.types import EmaContrast, Needs
+from tacg.types import EmaContrast, Needs, Past
 from tests.worlds import scan, trajectory
 
 pytest.importorskip("triton")
 
-EVERYTHING = Needs("margin", "gap", "entropy", "kl", "reference", "readout", contrast=EmaContrast(0.7, 0.6))
+EVERYTHING = Needs(
+    "margin", "gap", "entropy", "kl", "reverse_kl", "drift", "reference", "readout",
+    contrast=EmaContrast(0.7, 0.6), past=Past(2, 0.5),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -41,7 +44,7 @@ def test_equals_the_reference(dtype: torch.dtype, vocabulary: int, sampled: bool
         assert told["triton"].keys() == told["reference"].keys()
         assert torch.equal(told["triton"]["token"], told["reference"]["token"])
         assert torch.equal(told["triton"]["first"], told["reference"]["first"])
-        for name in ("confidence", "margin", "gap", "entropy", "kl", "reference", "readout"):
+        for name in ("confidence", "margin", "gap", "entropy", "kl", "reverse_kl", "drift", "reference", "readout"):
             torch.testing.assert_close(told["triton"][name], told["reference"][name], atol=3e-6, rtol=2e-5)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
+
 from tacg.knobs import knob
 from tacg.policies.base import Policy, State
 from tacg.types import Decision, Needs, top
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 
     from tacg.types import Signals
 
+# The signal that ranks; of each, more is readier.
 _NEEDS = {
     "confidence": Needs(),
     "margin": Needs("margin"),
@@ -28,23 +31,36 @@ class Schedule(Policy):
 
     `even` spreads a block's positions over its steps, larger shares first (LLaDA). `linspace` commits the share
     1 - s/t of the masks between the times t and s of a grid from 1 to `last_time` (Dream); where it would round to
-    nothing, the engine still commits one position, so that no forward is spent for nothing.
+    nothing, the engine still commits one position, so that no forward is spent for nothing. `independent` has each mask
+    commit with that share as its probability (Dream's `origin`).
+
+    With a `rank_temperature` T the ranking is a draw: positions go with probabilities ∝ exp(readiness / T), one after
+    another and none twice (Dream's `alg_temp`).
     """
 
     name: ClassVar[str] = "schedule"
 
     rank_by: str = knob("confidence", "what readiness means", choices=("confidence", "margin", "entropy", "random"))
-    pace: str = knob("even", "how many commits per step: LLaDA's or Dream's", choices=("even", "linspace"))
+    rank_temperature: float = knob(0.0, "how much of the ranking is chance", symbol="T", low=0)
+    pace: str = knob(
+        "even", "how many commits per step: LLaDA's or Dream's", choices=("even", "linspace", "independent")
+    )
     last_time: float = knob(1e-3, "last time of the linspace grid", symbol="ε", low=0, high=1)
 
     @property
     def needs(self) -> Needs:
-        """Only the signal that ranks."""
-        return _NEEDS[self.rank_by]
+        """Only the signal that ranks, and noise where something is drawn."""
+        drawn = self.rank_temperature > 0 or self.pace == "independent"
+        return _NEEDS[self.rank_by] | Needs("noise") if drawn else _NEEDS[self.rank_by]
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """The top of the ranking, as many as the pace says."""
         rank = self._rank(signals)
+        if self.rank_temperature > 0:  # the k largest with Gumbel noise are k draws without replacement
+            rank = rank / self.rank_temperature - torch.log(-torch.log(signals.noise))
+        if self.pace == "independent":
+            ready = signals.eligible & (signals.noise < self._share(signals)[:, None])
+            return Decision(ready, rank=rank, quota=ready.sum(dim=1)), state
         count = signals.quota() if self.pace == "even" else self._linspace(signals)
         return Decision(top(rank, signals.eligible, count), rank=rank, quota=count), state
 
@@ -57,8 +73,10 @@ class Schedule(Policy):
 
     def _linspace(self, signals: Signals) -> Tensor:
         """int64 [R]: floor(masks * (1 - s/t)); everything that is left in the last step."""
-        masks = signals.eligible.sum(dim=1)
+        return (signals.eligible.sum(dim=1) * self._share(signals)).floor().long()
+
+    def _share(self, signals: Signals) -> Tensor:
+        """float64 [R]: 1 - s/t; 1 in the last step."""
         grain = (1.0 - self.last_time) / signals.steps.double()
-        t = 1.0 - signals.step * grain
-        share = (masks * (grain / t)).floor().long()
-        return masks.where(signals.step + 1 >= signals.steps, share)
+        share = grain / (1.0 - signals.step * grain)
+        return share.masked_fill(signals.step + 1 >= signals.steps, 1.0)

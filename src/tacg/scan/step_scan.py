@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tacg.errors import LogitsError, TacgError, unknown
-from tacg.scan.reference import earn, lowest
-from tacg.types import BY_ENGINE, CONTRASTED, Signals
+from tacg.scan.reference import earn, look_back, lowest
+from tacg.types import BY_ENGINE, CONTRASTED, LOOKING_BACK, Signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,6 +116,8 @@ class StepScan:
             peak = self.found["peak"]
             usable = (peak > lowest(logits.dtype)) & (peak < torch.inf)  # NaN is neither
             self.found["confidence"] = self.found["confidence"].masked_fill(~usable, torch.nan)
+        if needs.names & set(LOOKING_BACK):
+            self.found |= self._look_back()
 
     def _everywhere(self) -> Tensor:
         return torch.arange(self.observed.numel(), device=self.observed.device)
@@ -168,6 +170,14 @@ class StepScan:
         assert credit is not None
         picked = self.logits if self.rows is None else self.logits[self.rows]
         self.logits, self.rows = earn(picked, store, self.slots, self.first, credit), None
+
+    def _look_back(self) -> dict[str, Tensor]:
+        """What the posteriors of earlier steps say of this one, as far as it was asked for; 0 where nobody looks."""
+        past, picked = self.needs.past, self.logits if self.rows is None else self.logits[self.rows]
+        steps, decay = (past.steps, past.decay) if past else (1, 0.0)
+        store = self.memory.store("past", self.logits, steps)
+        found = look_back(picked, store, self.slots, self.memory.age, self.first, self.needs.names, decay)
+        return {name: values.masked_fill(~self.wanted, 0.0) for name, values in found.items()}
 
     def _read(self, proposal: Tensor | None) -> dict[str, Tensor]:
         previous = self.memory.store("previous", self.logits) if "kl" in self.needs else None

@@ -57,7 +57,9 @@ def _check(trace: Trace, policy: Policy) -> None:
             f"recorded with w={recorded.w}, beta={recorded.beta}, and logits are not in it. Record with those knobs."
         )
     known = set(trace.steps[0]["names"]) if trace.steps else set()
-    missing = sorted(needs.names - known) + [name for name in ("credit", "samples", "branches") if getattr(needs, name)]
+    missing = sorted(needs.names - known) + [
+        name for name in ("credit", "past", "samples", "branches") if getattr(needs, name)
+    ]
     if missing:
         raise TacgError(f"`{policy.label}` reads `{missing[0]}`, which the trace does not hold.")
     if needs.committed and not trace.start.get("rescans"):

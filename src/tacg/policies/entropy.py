@@ -1,0 +1,36 @@
+"""Entropy threshold: the decoding rule of Chen et al., "dParallel: Learnable Parallel Decoding for dLLMs", 2025."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from tacg.knobs import knob
+from tacg.policies.base import Policy, State
+from tacg.types import Decision, Needs
+
+if TYPE_CHECKING:
+    from tacg.types import Signals
+
+
+@dataclass(frozen=True)
+class EntropyThreshold(Policy):
+    """Commit every proposal whose posterior has little entropy.
+
+    The rule only: dParallel's distilled weights are what its headline figures need.
+    """
+
+    name: ClassVar[str] = "entropy"
+
+    threshold: float = knob(
+        0.5, "entropy up to which positions are committed, in nats", symbol="τ_H", low=0, per_row=True
+    )
+
+    @property
+    def needs(self) -> Needs:
+        """The entropy."""
+        return Needs("entropy")
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        """Threshold; the surest are those with the least entropy."""
+        return Decision((signals.entropy <= self.threshold) & signals.eligible, rank=-signals.entropy), state
