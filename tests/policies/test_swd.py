@@ -18,7 +18,7 @@ STILL, MOVING = 0.0, 0.1  # exp(-5 · 0.1) = 0.61
 
 def later(confidence: list[float], **measured: list[float]) -> Signals:
     """Signals of positions that were observed before."""
-    given = signals(confidence, **measured)  # type: ignore[arg-type]
+    given = signals(confidence, **measured)
     return replace(given, first=torch.zeros_like(given.first))
 
 

@@ -209,7 +209,11 @@ def test_law_8_every_row_ends_within_its_budget(
 
 @given(
     seeds,
-    policies_of(CLASSIC).filter(lambda policy: policy.values().get("rank_by", "confidence") == "confidence"),
+    policies_of(CLASSIC).filter(
+        lambda policy: (
+            policy.values().get("rank_by", "confidence") == "confidence" and not policy.values().get("rank_temperature")
+        )
+    ),
     decodes,
 )
 def test_law_8_the_fallback_is_the_readiest(seed: int, policy: tacg.Policy, decode: Decode) -> None:
@@ -226,7 +230,8 @@ def test_law_8_the_fallback_is_the_readiest(seed: int, policy: tacg.Policy, deco
 
 def _notes(policy: tacg.Policy) -> set[str]:
     """What ranks this policy's fallback: readiness if it promotes, else its base's confidence."""
-    return {"readiness"} if policy.values().get("k_extra") else set()
+    values = policy.values()
+    return {"readiness"} if values.get("k_extra") and values["fallback"] == "readiness" else set()
 
 
 @given(seeds, st.lists(st.tuples(policies, decodes), min_size=1, max_size=5))
@@ -283,19 +288,20 @@ CONTEXT = {
     "lookahead": {"lookahead": 3},
     "relaxed": {"threshold": 0.9},
     "radius": {"threshold": 0.99, "relaxed": 0.1, "radius": 1},
-    "low": {"threshold": 0.99, "k": 2, "high": 3.0},
+    "low": {"threshold": 0.99, "k": 2},
     "k": {"threshold": 0.99, "low": 0.9, "k": 2},
     "remask": {"threshold": 0.9, "low": 0.3},
     "early": {"region_start": 3, "early": 2.0},
     "middle": {"region_start": 0, "region_length": 20, "early": 99.0, "middle": 1.0, "late": 99.0, "threshold": 1.0},
     "late": {"region_start": 0, "region_length": 20, "early": 99.0, "middle": 99.0, "late": 2.0},
     "window": {"block_length": 5, "max_drift": 0.5},
-    "max_drift": {"block_length": 5},
+    "max_drift": {"block_length": 5, "max_drift": 0.5, "threshold": 1.0},
     "drift_lambda": {"block_length": 5, "max_drift": 0.5},
-    "high": {"high": 3.0},
-    "shape": {"high": 3.0, "low": 1.0},
-    "curvature": {"high": 3.0, "low": 1.0, "shape": "exponential"},
-    "max_change": {"high": 3.0, "low": 1.0},
+    "shape": {"high": 4.0, "low": 1.0, "threshold": 1.0, "max_change": None},
+    "high": {"high": 4.0, "low": 1.0, "threshold": 1.0, "max_change": None},
+    "sched.low": {"high": 4.0, "low": 1.0, "threshold": 1.0, "max_change": None},
+    "curvature": {"high": 4.0, "low": 1.0, "threshold": 1.0, "max_change": None, "shape": "exponential"},
+    "max_change": {"high": 4.0, "low": 1.0, "threshold": 1.0},
     "region_start": {"early": 2.0, "middle": 2.0, "late": 2.0},
     "region_length": {"region_start": 3, "early": 2.0, "middle": 2.0, "late": 2.0},
 }
@@ -327,7 +333,7 @@ def test_law_9_no_dead_knobs_in_policies(name: str) -> None:
         policy = policy.replace(kl_extra=9.0, threshold=0.6, support_lambda=0.5, m=2)
     dead = []
     for each in policy.knobs().values():
-        context = CONTEXT.get(each.name, {})
+        context = CONTEXT.get(f"{name}.{each.name}", CONTEXT.get(each.name, {}))
         decode = {key: value for key, value in context.items() if key in Decode().knobs()}
         here = policy.replace(**{key: value for key, value in context.items() if key in policy.knobs()})
         before = _behaviour(here, decode)

@@ -34,7 +34,7 @@ class Sched(Wrapper):
     low: float = knob(2.5, "mean gap that ends it at its end", symbol="τ_low", low=0, per_row=True)
     curvature: float = knob(4.0, "how fast an exponential bar falls", symbol="k", low=0, per_row=True)
     max_change: float | None = knob(
-        None, "share of proposals that may differ from the last step's (none: all; the released runs: 0)",
+        0.0, "share of proposals that may differ from the last step's, as released (none, as in the paper: all)",
         low=0, high=1, per_row=True,
     )  # fmt: skip
 

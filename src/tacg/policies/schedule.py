@@ -60,7 +60,7 @@ class Schedule(Policy):
             rank = rank / self.rank_temperature - torch.log(-torch.log(signals.noise))
         if self.pace == "independent":
             ready = signals.eligible & (signals.noise < self._share(signals)[:, None])
-            return Decision(ready, rank=rank, quota=ready.sum(dim=1)), state
+            return Decision(ready, rank=rank, quota=torch.ones_like(signals.step)), state
         count = signals.quota() if self.pace == "even" else self._linspace(signals)
         return Decision(top(rank, signals.eligible, count), rank=rank, quota=count), state
 
