@@ -198,7 +198,7 @@ def test_law_8_every_row_ends_within_its_budget(
     per_step: dict[int, list[str]] = {}
     for commit in output.commits:
         per_step.setdefault(commit.step, []).append(commit.reason)
-    if not policy.needs.branches and "max_post_edit_steps" not in policy.knobs():  # which read a full block again
+    if not policy.needs.branches and "post_edit_steps" not in policy.knobs():  # which read a full block again
         assert sorted(per_step) == list(range(1, output.steps + 1)), "every step commits something"
     if budget is None:  # one step per position: a fallback is always the only mask that its step decides to fill
         filled = [[each for each in made if each not in ("branch", "edit", "remask")] for made in per_step.values()]
