@@ -210,6 +210,10 @@ def test_law_8_every_row_ends_within_its_budget(
     policies_of(CLASSIC).filter(lambda policy: policy.values().get("rank_by", "confidence") == "confidence"),
     decodes,
 )
+@example(
+    0, get_policy("tacg+klass", kl_threshold=0.0, history=1, support_lambda=1.0, fallback="base"),
+    Decode(gen_length=6, block_length=5),
+)  # fmt: skip
 def test_law_8_the_fallback_is_the_readiest(seed: int, policy: tacg.Policy, decode: Decode) -> None:
     """With one step per position a fallback commits the single best-ranked eligible proposal, lowest position first."""
     key = "readiness" if "readiness" in _notes(policy) else None
@@ -223,8 +227,9 @@ def test_law_8_the_fallback_is_the_readiest(seed: int, policy: tacg.Policy, deco
 
 
 def _notes(policy: tacg.Policy) -> set[str]:
-    """What ranks this policy's fallback: readiness if it promotes, else its base's confidence."""
-    return {"readiness"} if policy.values().get("k_extra") else set()
+    """What ranks this policy's fallback: readiness if it promotes and is told so, else its base's confidence."""
+    knobs = policy.values()
+    return {"readiness"} if knobs.get("k_extra") and knobs["fallback"] == "readiness" else set()
 
 
 @given(seeds, st.lists(st.tuples(policies, decodes), min_size=1, max_size=5))
