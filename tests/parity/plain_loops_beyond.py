@@ -40,14 +40,14 @@ def hierarchy(task: Task, denoise: Denoise, *, tau: float, low: float, remask: f
     return trace
 
 
-def joint(task: Task, denoise: Denoise, *, tau: float, edit_threshold: float, max_post_edit_steps: int) -> Trace:
+def joint(task: Task, denoise: Denoise, *, tau: float, edit_threshold: float, post_edit_steps: int) -> Trace:
     """JointThreshold: masks above one threshold, other tokens above another; a full block until nothing changes."""
     trace = Trace(task, denoise)
     for start, stop, steps in task.blocks():
         passes = 0
         for step in range(steps):
             masks = trace.masked(start, stop)
-            if not masks and passes == max_post_edit_steps:
+            if not masks and passes == post_edit_steps:
                 break
             passes += not masks
             p = trace.forward()

@@ -160,7 +160,7 @@ def random_case(rng: np.random.Generator, loop: str, taus: Sequence[float]) -> C
         "joint": {
             **tau,
             "edit_threshold": float(rng.choice([0.0, 0.5])),
-            "max_post_edit_steps": int(rng.choice([0, 1, 2, 16])),
+            "post_edit_steps": int(rng.choice([0, 1, 2, 16])),
         },
         "lopa": {
             **tau,

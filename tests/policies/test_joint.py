@@ -35,7 +35,7 @@ def test_masks_above_one_threshold_and_other_tokens_above_another() -> None:
 
 @pytest.mark.parametrize(("most", "stays"), [(0, [False]), (1, [True, False]), (3, [True, True, True, False])])
 def test_a_full_block_is_read_again_so_often_at_most(most: int, stays: list[bool]) -> None:
-    policy = get_policy("joint", max_post_edit_steps=most)
+    policy = get_policy("joint", post_edit_steps=most)
     state, heard = policy.start(1, 2, CPU), []
     for masked in ("01", *["00"] * (len(stays) - 1)):
         decision, state = policy.decide(block([0.9, 0.9], masked, [5, 5]), state)
@@ -59,7 +59,7 @@ def test_a_cache_of_blocks_keeps_what_a_block_is_in_the_end(tmp_path: Path) -> N
 
 def decoded(seed: int, most: int) -> tuple[int, list[str]]:
     """Steps of a decode in one block, all of which its first step commits, and what the later ones did."""
-    policy = get_policy("joint", threshold=0.0, max_post_edit_steps=most)
+    policy = get_policy("joint", threshold=0.0, post_edit_steps=most)
     output = decode_one(ReactiveDenoiser(seed), (3, 4), policy, gen_length=12, block_length=12, early_stop=False)
     return output.steps, [each.reason for each in output.commits if each.step > 1]
 

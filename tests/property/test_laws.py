@@ -200,7 +200,7 @@ def test_law_8_every_row_ends_within_its_budget(
     per_step: dict[int, list[str]] = {}
     for commit in output.commits:
         per_step.setdefault(commit.step, []).append(commit.reason)
-    if not policy.needs.branches and "max_post_edit_steps" not in policy.knobs():  # which read a full block again
+    if not policy.needs.branches and "post_edit_steps" not in policy.knobs():  # which read a full block again
         assert sorted(per_step) == list(range(1, output.steps + 1)), "every step commits something"
     if budget is None:  # one step per position: a fallback is always the only mask that its step decides to fill
         filled = [[each for each in made if each not in ("branch", "edit", "remask")] for made in per_step.values()]
@@ -216,6 +216,10 @@ def test_law_8_every_row_ends_within_its_budget(
     ),
     decodes,
 )
+@example(
+    0, get_policy("tacg+klass", kl_threshold=0.0, history=1, support_lambda=1.0, fallback="base"),
+    Decode(gen_length=6, block_length=5),
+)  # fmt: skip
 def test_law_8_the_fallback_is_the_readiest(seed: int, policy: tacg.Policy, decode: Decode) -> None:
     """With one step per position a fallback commits the single best-ranked eligible proposal, lowest position first."""
     key = "readiness" if "readiness" in _notes(policy) else None
@@ -229,9 +233,9 @@ def test_law_8_the_fallback_is_the_readiest(seed: int, policy: tacg.Policy, deco
 
 
 def _notes(policy: tacg.Policy) -> set[str]:
-    """What ranks this policy's fallback: readiness if it promotes, else its base's confidence."""
-    values = policy.values()
-    return {"readiness"} if values.get("k_extra") and values["fallback"] == "readiness" else set()
+    """What ranks this policy's fallback: readiness if it promotes and is told so, else its base's confidence."""
+    knobs = policy.values()
+    return {"readiness"} if knobs.get("k_extra") and knobs["fallback"] == "readiness" else set()
 
 
 @given(seeds, st.lists(st.tuples(policies, decodes), min_size=1, max_size=5))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class JointThreshold(Policy):
     """Commit above one threshold, and replace committed tokens of the block by what is above another.
 
-    A full block is read again until nothing in it changes, `max_post_edit_steps` times at most and as long as its
+    A full block is read again until nothing in it changes, `post_edit_steps` times at most and as long as its
     steps last. For models that are trained to edit. The authors' penalty on repeating the left neighbour, which is off
     by default, works on logits and is left out.
     """
@@ -31,7 +31,7 @@ class JointThreshold(Policy):
         0.0, "what the confidence of another token must exceed to replace a committed one", symbol="θ_edit", low=0,
         high=1, per_row=True,
     )  # fmt: skip
-    max_post_edit_steps: int = knob(16, "steps in a full block at most", low=0, per_row=True)
+    post_edit_steps: int = knob(16, "steps in a full block at most (SGLang: max_post_edit_steps)", low=0, per_row=True)
 
     @property
     def revises(self) -> bool:
@@ -54,5 +54,5 @@ class JointThreshold(Policy):
         ready = signals.eligible & (sure > self.threshold)
         other = signals.observed & ~signals.masked & (signals.token != signals.written)
         full = torch.where(signals.eligible.any(dim=1), 0, state["full"] + 1)
-        stay = (full[:, None] < self.max_post_edit_steps).squeeze(1)
+        stay = (full[:, None] < self.post_edit_steps).squeeze(1)
         return Decision(ready, rank=sure, edit=other & (sure > self.edit_threshold), stay=stay), {"full": full}
