@@ -128,7 +128,7 @@ class Batch:
 
     def leave(self, row: Row, finish_reason: str = "", error: str = "") -> Output:
         """Free the row's slot and say what came of it. Without a reason the answer itself gives it: eos or length."""
-        self.rows[row.slot] = row.cache = None
+        self.rows[row.slot] = row.cache = row.draft_cache = None
         for board in (self.boards.masked, self.boards.holes, self.trajectories.seen):
             board[row.slot] = False
         self._regroup()
