@@ -55,17 +55,16 @@ class ReactiveDenoiser:
 
     def __call__(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         frames = []
-        for row in torch.split(tokens, [len(span) for span in spans]):
+        for span, row in zip(spans, torch.split(tokens, [len(span) for span in spans]), strict=True):
             self.rows_seen.append(tuple(row.tolist()))
             place = torch.arange(len(row), dtype=torch.float64)
             near = torch.exp(-(place[:, None] - place).abs() / 4)
             state = near @ self.embed[row] / 2 + self.place[: len(row)] / 4
             frames.append(torch.tanh(state) @ self.head)
-        for span, frame in zip(spans, frames, strict=True):
             for layer in range(3):
                 if span.attention is not None and span.attention.wants(layer, 3):
                     here = slice(span.attention.start, span.attention.stop)
-                    scores = (frame[:, 4 * layer : 4 * layer + 4] @ frame[:, 4 * layer + 4 : 4 * layer + 8].T) / 4
+                    scores = state.roll(layer, dims=1) @ state.T
                     span.attention.add(scores.softmax(dim=1)[None, here, here])
         return torch.cat(frames)[select]
 
