@@ -65,11 +65,10 @@ class ReactiveDenoiser:
             near = torch.exp(-(place[:, None] - place).abs().double() / 4).masked_fill(hidden, 0.0)
             state = near @ self.embed[row] / 2 + self.place[place] / 4
             frames.append(torch.tanh(state) @ self.head)
-        for span, frame in zip(spans, frames, strict=True):
             for layer in range(3):
                 if span.attention is not None and span.attention.wants(layer, 3):
                     here = slice(span.attention.start, span.attention.stop)
-                    scores = (frame[:, 4 * layer : 4 * layer + 4] @ frame[:, 4 * layer + 4 : 4 * layer + 8].T) / 4
+                    scores = state.roll(layer, dims=1) @ state.T
                     span.attention.add(scores.softmax(dim=1)[None, here, here])
         return torch.cat(frames)[select]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tacg.llm import LLM, load
     from tacg.own_loop import GateState, commit_step
     from tacg.policies import Policy, State, get_policy, policy_names, register
-    from tacg.types import Branches, Commit, Credit, Decision, EmaContrast, Needs, Output, Signals
+    from tacg.types import Branches, Commit, Credit, Decision, EmaContrast, Mix, Needs, Output, Signals
 
 _HOME = {
     "tacg.canvas": ("Canvas", "Hole"),
@@ -38,7 +38,7 @@ _HOME = {
     "tacg.llm": ("LLM", "load"),
     "tacg.own_loop": ("GateState", "commit_step"),
     "tacg.policies": ("Policy", "State", "get_policy", "policy_names", "register"),
-    "tacg.types": ("Branches", "Commit", "Credit", "Decision", "EmaContrast", "Needs", "Output", "Signals"),
+    "tacg.types": ("Branches", "Commit", "Credit", "Decision", "EmaContrast", "Mix", "Needs", "Output", "Signals"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -58,6 +58,7 @@ __all__ = [
     "GateStep",
     "Hole",
     "LogitsError",
+    "Mix",
     "Needs",
     "Output",
     "Policy",

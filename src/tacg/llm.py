@@ -139,22 +139,18 @@ class LLM:
 
     @functools.cached_property
     def identity(self) -> dict[str, str]:
-        """What tells this model from any other: its name, dtype, and digests of weights, config and tokenizer.
-
-        Of the weights a few values of every tensor are looked at, so that it takes no time for large models either.
-        """
-        tensors = list(getattr(self.model, "parameters", list)())
-        weights = hashlib.sha256(self.model.spec.name.encode())
-        for tensor in tensors:
-            weights.update(str(tensor.dtype).encode())
-            weights.update(tensor.flatten()[:64].to("cpu", torch.float32).numpy().tobytes())
+        """What tells this model from any other: its name, dtype, and digests of weights, config and tokenizer, also of
+        its verifier's weights if it has one."""
+        tensors = _tensors(self.model)
+        verifier = {} if self.verifier is None else {"verifier": _digest(self.verifier)}
         config = replace(self.model.spec, name=""), getattr(self.model, "config", None)
         return {
             "model": self.model.spec.name,
             "dtype": str(tensors[0].dtype).removeprefix("torch.") if tensors else "none",
-            "weights": weights.hexdigest()[:12],
+            "weights": _digest(self.model),
             "config": hashlib.sha256(repr(config).encode()).hexdigest()[:12],
             "tokenizer": self.tokenizer.digest,
+            **verifier,
         }
 
     def encode(self, prompt: str | list[Message] | list[int], chat: bool | None = None) -> list[int]:
@@ -223,6 +219,19 @@ class LLM:
             if hole:
                 holes[-1].append(token)
         return replace(output, text=self.tokenizer.decode(ids), holes=tuple(map(self.tokenizer.decode, holes)))
+
+
+def _tensors(model: Denoiser) -> list[Tensor]:
+    return list(getattr(model, "parameters", list)())
+
+
+def _digest(model: Denoiser) -> str:
+    """Of a few values of every tensor, so that it takes no time for large models either."""
+    digest = hashlib.sha256(model.spec.name.encode())
+    for tensor in _tensors(model):
+        digest.update(str(tensor.dtype).encode())
+        digest.update(tensor.flatten()[:64].to("cpu", torch.float32).numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def load(

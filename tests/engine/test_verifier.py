@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import tacg
+from tacg.cli.main import run
 from tacg.engine.loop import Engine
 from tacg.models.tiny import write_checkpoint
 from tests.worlds import ReactiveDenoiser
@@ -115,6 +118,30 @@ def test_who_cannot_verify(llm: tacg.LLM, checkpoint: Path, verifier: Path, tmp_
     short = write_checkpoint(tmp_path, family="qwen2", max_position_embeddings=32)
     with pytest.raises(tacg.TacgError, match="must fit 32 positions of the verifier"):
         tacg.load("tiny", verifier=short).generate([7, 8], "apd", gen_length=31)
+
+
+def test_another_verifier_is_another_model(llm: tacg.LLM) -> None:
+    """What was decoded with one is not taken for what was decoded with another, or without."""
+    plain, same, other = (tacg.LLM(llm.model, llm.tokenizer, each) for each in (None, llm.verifier, llm.model))
+    assert same.identity == llm.identity == plain.identity | {"verifier": llm.identity["verifier"]}
+    assert other.identity != llm.identity
+
+
+def test_the_command_line_takes_one(
+    verifier: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["tacg", "generate", "a", "-m", "tiny", "-p", "apd", "-s", "gen_length=8", "--json"]
+    monkeypatch.setattr(sys, "argv", [*words, "--verifier", str(verifier)])
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code in (0, None)
+    (output,) = json.loads(capsys.readouterr().out.splitlines()[-1])["outputs"]
+    assert output["auxiliary"] == output["forwards"] > 0
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit) as ended:
+        run()
+    assert ended.value.code == 2
+    assert "`apd` needs a verifier" in capsys.readouterr().err
 
 
 def test_nothing_is_asked_of_it_by_others(llm: tacg.LLM) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import tacg
+from tacg.models.loading import locate
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "pocket"
 SMALL = ["--shard-samples", "48", "--tokens-per-batch", "1024", "--save-every", "2", "--opening-shards", "1"]
@@ -49,6 +51,19 @@ def test_a_killed_run_resumes_as_if_nothing_had_happened(whole: Path, tmp_path: 
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert torch.allclose(ours[name], tensor, atol=1e-5), name
+
+
+def test_a_verifier_is_trained_in_a_moment(tmp_path: Path) -> None:
+    """A miniature: it learns something, loads, and verifies pocket's drafts."""
+    shape = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    words = [sys.executable, str(RECIPE / "verifier.py"), "--model", str(locate("pocket")), "--out", str(tmp_path)]
+    words += ["--steps", "100", "--shard-samples", "48", "--tokens-per-batch", "512", "--shape", json.dumps(shape)]
+    done = subprocess.run(words, check=True, timeout=300, capture_output=True, text=True)
+    losses = [ast.literal_eval(line)["loss"] for line in done.stdout.splitlines()]
+    assert losses[-1] < 5, "ln 609 is 6.4"
+    assert (tmp_path / "model.safetensors").stat().st_size < 10**6
+    output = tacg.load("pocket", verifier=tmp_path).generate("Mia has 23 apples.", "apd", gen_length=16)
+    assert output.auxiliary == output.forwards
 
 
 def test_the_export_is_a_checkpoint_like_any_other(whole: Path, tmp_path: Path) -> None:

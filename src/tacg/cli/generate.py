@@ -33,6 +33,8 @@ tacg generate "Hello" --policy tacg+klass --set k_extra=1 --set gen_length=64
 
 tacg generate "One" "Two" --policy confidence --json
 
+tacg generate "Hello" --policy apd --model ./Dream-7B --verifier ./Qwen2.5-0.5B
+
 cat prompts.txt | tacg generate - --policy tacg:llada/gsm8k --model ./LLaDA-8B-Instruct"""
 
 

@@ -17,6 +17,7 @@ KNOWN = {
     "llada": "LLaDA-8B Base and Instruct, LLaDA-1.5, LLaDA-MoE-7B-A1B",
     "Dream": "Dream-7B, Dream-Coder, DiffuCoder",
     "llada2_moe": "LLaDA2.0-mini and -flash",
+    "qwen2": "Qwen2 and Qwen2.5, which are autoregressive: as --verifier of Dream",
 }
 
 

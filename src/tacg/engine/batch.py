@@ -17,9 +17,10 @@ import torch
 
 from tacg.cache import Cache, resolve_mode
 from tacg.engine.advance import Boards, Report, advance, in_view
+from tacg.engine.attention import attention_board, attention_map
 from tacg.engine.branches import branch_signals, candidates, grown, take_branch
 from tacg.engine.draws import NOISE, PROPOSAL, SAMPLES, sample, uniform
-from tacg.engine.plan import Plan, attention_map, extent, span_key
+from tacg.engine.plan import Plan, extent, span_key
 from tacg.engine.verify import verify
 from tacg.errors import TacgError
 from tacg.policies.state import resized, restart, stack
@@ -128,7 +129,7 @@ class Batch:
 
     def leave(self, row: Row, finish_reason: str = "", error: str = "") -> Output:
         """Free the row's slot and say what came of it. Without a reason the answer itself gives it: eos or length."""
-        self.rows[row.slot] = row.cache = None
+        self.rows[row.slot] = row.cache = row.draft_cache = None
         for board in (self.boards.masked, self.boards.holes, self.trajectories.seen):
             board[row.slot] = False
         self._regroup()
@@ -255,7 +256,7 @@ class Batch:
         signals = scan.to_signals(
             view.eligible, eager=eager, step=boards.step, steps=steps, masked=boards.masked, written=self._answer,
             grid=boards.grid, current=boards.block, active=self._active(view), opened=boards.open, length=boards.length,
-            attention=self._attention(), **drawn,
+            attention=attention_board(self.live(), self.maps, len(self.rows), self.length), **drawn,
         )  # fmt: skip
         if self.needs.verifier is not None:
             signals = replace(signals, verified=self._verified(scan, signals, self.needs.verifier))
@@ -266,17 +267,6 @@ class Batch:
         if self.needs.scope == "block":
             return None
         return view.eligible & (self.boards.grid == self.boards.block[:, None])
-
-    def _attention(self) -> Tensor | None:
-        """float [S, L, L], if the policy looks at it."""
-        if not self.maps:
-            return None
-        found = [each.mean() for each in self.maps]
-        board = found[0].new_zeros(len(self.rows), self.length, self.length)
-        for row, each, mean in zip(self.live(), self.maps, found, strict=True):
-            here = slice(each.start - len(row.request.prompt), each.stop - len(row.request.prompt))
-            board[row.slot, here, here] = mean
-        return board
 
     def _verified(self, scan: StepScan, signals: Signals, mix: Mix) -> Tensor:
         """int64 [S, L]: what the mixture with the verifier would write."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from tacg.cache import block_edge, window
-from tacg.models.base import AttentionMap, Span
+from tacg.models.base import Span
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -118,11 +118,6 @@ def open_blocks(row: Row) -> tuple[int, int]:
     """Where the open blocks of the row begin and end, as positions of the canvas."""
     ahead = min(row.block + row.open, len(row.blocks)) - 1
     return len(row.request.prompt) + row.blocks[row.block][0], len(row.request.prompt) + row.blocks[ahead][1]
-
-
-def attention_map(row: Row, share: float) -> AttentionMap:
-    """What the row's next forward shall show of its attention: that between positions of the open blocks."""
-    return AttentionMap(*open_blocks(row), share)
 
 
 def extent(row: Row, spec: ModelSpec) -> int:
