@@ -17,8 +17,8 @@ def streamed(confidence: list[float], masked: list[int], step: int, **knobs: flo
     places = torch.arange(10)[None]
     left = torch.isin(places, torch.tensor(masked))
     given = replace(
-        signals(confidence), masked=left, eligible=left & (places // 4 == 1), grid=places // 4, length=torch.tensor([10]),
-        current=torch.tensor([1]), step=torch.tensor([step]),
+        signals(confidence), masked=left, eligible=left & (places // 4 == 1), grid=places // 4,
+        length=torch.tensor([10]), current=torch.tensor([1]), step=torch.tensor([step]),
     )  # fmt: skip
     decision, _ = get_policy("streaming", threshold=0.8, **knobs).decide(given, {})
     return decision.base[0].nonzero()[:, 0].tolist()
