@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.parity.plain_loops import Array, Denoise, Task, Trace, best, owed
+from tests.parity.plain_loops import Array, Attend, Denoise, Task, Trace, best, owed
 from tests.parity.test_decoders import SHAPES, Case, ReactiveDenoiser, assert_met, compare, random_prompt, random_task
 
 EPS = 1e-12
@@ -149,7 +149,7 @@ MET = {
 class StabilityCase(Case):
     """A case of one of the loops above."""
 
-    def trace(self, denoise: Denoise) -> Trace:
+    def trace(self, denoise: Denoise, attend: Attend | None = None) -> Trace:
         more = {"observe": self.observe} if self.loop == "swd" else {}
         return LOOPS[self.loop](self.task, denoise, **self.settings, **more)
 

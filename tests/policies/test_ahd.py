@@ -54,5 +54,5 @@ def test_any_policy_may_decode_the_active_block() -> None:
 def test_drift_is_measured_over_a_stated_past() -> None:
     with pytest.raises(TacgError, match=r"past=Past\(steps, decay\)"):
         Needs("drift")
-    with pytest.raises(TacgError, match="Two histories of one kind"):
+    with pytest.raises(TacgError, match="Two kinds of past"):
         Needs(past=Past(2, 0.5)) | Needs(past=Past(3, 0.5))
