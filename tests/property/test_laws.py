@@ -217,8 +217,8 @@ def test_law_8_every_row_ends_within_its_budget(
     decodes,
 )
 @example(
-    0, get_policy("tacg+klass", kl_threshold=0.0, history=1, support_lambda=1.0, fallback="base"),
-    Decode(gen_length=6, block_length=5),
+    0, get_policy("tacg", threshold=1.0, tau_floor=1.0, support_lambda=3.0, w=2.0, fallback="base"),
+    Decode(gen_length=12, block_length=12, early_stop=False),
 )  # fmt: skip
 def test_law_8_the_fallback_is_the_readiest(seed: int, policy: tacg.Policy, decode: Decode) -> None:
     """With one step per position a fallback commits the single best-ranked eligible proposal, lowest position first."""
