@@ -292,6 +292,8 @@ class Decision:
     stay      bool  [R]     if the active block is full it is not done yet; heeded in steps that write something
     finish    bool  [R]     write every remaining mask with its proposal, and end
     branches  alternatives for the next step
+    reach     int64 [R]     the next forward computes, and shows, positions of the answer below this only; heeded within
+                            the active block, as long as there are masks before it and further steps behind it
     """
 
     base: Tensor
@@ -305,6 +307,7 @@ class Decision:
     stay: Tensor | None = None
     finish: Tensor | None = None
     branches: Branches | None = None
+    reach: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,5 +43,6 @@ def test_a_steady_step_stays_within_its_limits(measured: tuple[tuple[int, int, i
     told = "\n".join(f"{line}: {counts}" for line, counts in row["lines"].items())
     for name, limit in zip(KINDS, limits, strict=True):
         assert row[name] <= limit, f"more {name} than before; reads and uploads of a steady step:\n{told}"
+    assert row["most"]["uploads"] <= 1, "a forward that is planned anew is one upload"
     assert row["phases"].keys() >= PHASES, "the engine's phases are told apart"
     assert row["forward"]["uploads"] == 0

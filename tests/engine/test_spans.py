@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,9 +13,11 @@ from tacg.cache import Cache
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request, resolve
 from tacg.errors import TacgError
+from tacg.knobs import knob
 from tacg.models.base import Span
 from tacg.models.tiny import write_checkpoint
-from tacg.policies import get_policy
+from tacg.policies import Policy, State, get_policy
+from tacg.types import Decision, Signals, top
 from tests.cache.test_cache import PROMPTS, Spy
 from tests.worlds import MASK, ReactiveDenoiser
 
@@ -139,3 +142,47 @@ def test_what_makes_no_sense_is_refused(
 ) -> None:
     with pytest.raises(TacgError, match=words):
         models[family].generate([7, 8], policy, **SETTINGS, **settings)
+
+
+@dataclass(frozen=True)
+class Cropped(Policy):
+    """Commits the surest, and looks no further than the first `crop` positions of a block while they are masked."""
+
+    name = "cropped"
+    crop: int = knob(3, "positions that are looked at", low=1)
+
+    def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
+        assert signals.grid is not None
+        assert signals.current is not None
+        before = (signals.grid < signals.current[:, None]).sum(dim=1)
+        near = signals.eligible & (torch.arange(signals.grid.shape[1]) < (before + self.crop)[:, None])
+        near = torch.where(near.any(dim=1, keepdim=True), near, signals.eligible)
+        return Decision(top(signals.confidence, near, 1), signals.confidence, reach=before + self.crop), state
+
+
+@pytest.mark.parametrize("observe", ["block", "sequence"])
+def test_a_forward_ends_where_a_policy_says(observe: str) -> None:
+    """The first forward of a block and those behind the crop see everything; a budget is kept all the same."""
+    decode = Decode(gen_length=16, block_length=8, early_stop=False, observe=observe)
+    model = ReactiveDenoiser(1)
+    (output,) = Engine(model).generate([Request((3, 4), Cropped(), decode)])
+    sizes = [18, 5, 5, *[18] * 5]
+    assert [len(row) for row in model.rows_seen] == [*sizes, 18, 13, 13, *[18] * 5]
+    assert output.positions == sum(map(len, model.rows_seen))
+    assert {c.position for c in output.commits if c.step <= 3} == {0, 1, 2}
+    for steps in (2, 3, 5, 11):
+        requests = [Request((3, place), Cropped(crop=place), decode.replace(steps=steps)) for place in (2, 5, 7)]
+        together = Engine(model).generate(requests)
+        assert together == [Engine(model).generate([request])[0] for request in requests]
+        assert all(output.steps <= steps and len(output.tokens) == 16 for output in together)
+
+
+@pytest.mark.parametrize("cache", ["none", "prefix", "dual"])
+def test_what_is_cropped_is_not_computed(models: dict[str, tacg.LLM], cache: str) -> None:
+    llm, spy = models["llada"], Spy(models["llada"].model)
+    settings = {"gen_length": 16, "block_length": 8, "early_stop": False, "cache": cache}
+    output = tacg.LLM(spy, llm.tokenizer).generate(PROMPTS[0], Cropped(), **settings)
+    stops = [span.stop for spans, _ in spy.calls for span in spans]
+    assert stops[1:3] == [8, 8]
+    assert stops[9:11] == [16, 16]
+    assert output.positions == sum(len(span) for spans, _ in spy.calls for span in spans)

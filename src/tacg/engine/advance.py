@@ -28,7 +28,7 @@ class Boards(NamedTuple):
     starts       int64 [S, B]  the first position of each block; `budgets` the steps that it may take
     block, step  int64 [S]     the active block, the steps taken in it
     open         int64 [S]     how many blocks are open from the active one on
-    length       int64 [S]     positions of the answer
+    length       int64 [S]     positions of the answer; `reach`: those that the next forward computes
     seed         int64 [S]     of the row's random numbers; temperature float [S]
     """
 
@@ -41,6 +41,7 @@ class Boards(NamedTuple):
     step: Tensor
     open: Tensor
     length: Tensor
+    reach: Tensor
     seed: Tensor
     temperature: Tensor
 
@@ -49,13 +50,13 @@ class Boards(NamedTuple):
         """Free slots."""
         flags = torch.zeros(2, rows, length, dtype=torch.bool, device=device)
         tables = torch.zeros(2, rows, blocks, dtype=torch.int64, device=device)
-        numbers = torch.zeros(4, rows, dtype=torch.int64, device=device)
+        numbers = torch.zeros(5, rows, dtype=torch.int64, device=device)
         one = torch.ones(rows, dtype=torch.int64, device=device)
         grid = torch.zeros(rows, length, dtype=torch.int64, device=device)
         temperature = torch.zeros(rows, device=device)
         return cls(
             flags[0], flags[1], grid, tables[0], tables[1], numbers[0], numbers[1], one, numbers[2], numbers[3],
-            temperature,
+            numbers[4], temperature,
         )  # fmt: skip
 
     @classmethod
@@ -71,25 +72,30 @@ class Boards(NamedTuple):
             made.grid[0, start:stop] = number
             made.starts[0, number], made.budgets[0, number] = start, steps
         made.block[0] = made.grid[0, holes.index(True)]
-        made.length[0], made.seed[0], made.temperature[0] = len(holes), seed, temperature
+        made.length[0] = made.reach[0] = len(holes)
+        made.seed[0], made.temperature[0] = seed, temperature
         return made
 
 
-def in_view(boards: Boards, needs: Needs, *, whole: bool) -> tuple[Tensor, Tensor]:
+def in_view(boards: Boards, needs: Needs, *, whole: bool, cut: bool = False) -> tuple[Tensor, Tensor]:
     """Which positions are observed and which are eligible, bool [S, L] each.
 
     whole  every mask is observed; committed positions only in open blocks, and if a policy asks for them
+    cut    forwards may end before the answer does (`Decision.reach`)
     """
+    masked = boards.masked
+    if cut:
+        masked = masked & (torch.arange(masked.shape[1], device=masked.device) < boards.reach[:, None])
     if needs.scope == "block":
         here = boards.grid == boards.block[:, None]
     else:
         ahead = boards.grid - boards.block[:, None]
         here = (ahead >= 0) & (ahead < boards.open[:, None])
-    eligible = boards.masked & here
+    eligible = masked & here
     if whole or needs.scope == "answer":
         # A block that is over is settled: nothing there is looked at again, so that nothing there can be revised.
-        masks = boards.masked if needs.suffix is None else boards.masked & _before_gap(boards, needs.suffix)
-        return (masks | (boards.holes & here) if needs.committed else masks), eligible
+        masked = masked if needs.suffix is None else masked & _before_gap(boards, needs.suffix)
+        return (masked | (boards.holes & here) if needs.committed else masked), eligible
     return (boards.holes & here if needs.committed else eligible), eligible
 
 
@@ -152,11 +158,15 @@ def advance(
         opened = told["open"] = (decision.open - (block - boards.block)).clamp(min=1)
     if decision.branches is not None:
         told["branches"] = decision.branches.count
+    reach = boards.reach
+    if decision.reach is not None:
+        useful = (first_mask < decision.reach) & (block == boards.block) & (step + 1 < signals.steps)
+        reach = told["reach"] = torch.where(useful, torch.minimum(decision.reach, boards.length), boards.length)
 
     kept = signals.observed if needs.committed else signals.observed & masked
     sure = signals.confidence.float().view(torch.int32).long()
     packed = torch.cat([reason, token, sure, *(each[:, None] for each in told.values())], dim=1)
-    boards = boards._replace(masked=masked, block=block, step=step, open=opened)
+    boards = boards._replace(masked=masked, block=block, step=step, open=opened, reach=reach)
     return boards, answer, kept, Report(packed, tuple(told))
 
 

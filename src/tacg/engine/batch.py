@@ -99,6 +99,7 @@ class Batch:
         self.trajectories = Trajectories(0, 0, device, self.decode.memory)
         self.trajectories.state = self.policy.start(0, 0, device)
         self.branches: Branches | None = None  # proposed in the last step, to be forwarded in this one
+        self.cut = False  # whether the policy has ever cut a forward short
         self.plan: Plan | None = None
         self.maps: list[AttentionMap] = []  # of the live rows, by slot, if the policy looks at attention
         self.view: StepView | None = None
@@ -211,7 +212,7 @@ class Batch:
         self.plan.charge(self.live(), self.spec)
 
     def _look(self) -> StepView:
-        observed, eligible = in_view(self.boards, self.needs, whole=self.whole)
+        observed, eligible = in_view(self.boards, self.needs, whole=self.whole, cut=self.cut)
         if self.compact:
             places = observed.view(-1).nonzero().squeeze(1)
             return StepView(observed, eligible, places, self._slots(places))
@@ -292,6 +293,8 @@ class Batch:
         """Write the canvas, move boards and trajectories on; the report for `read`."""
         if not self.policy.revises and (decision.remask is not None or decision.edit is not None):
             raise TacgError(f"`{self.policy.name}` re-masks or edits what is committed, so its `revises` must be true.")
+        if self.needs.branches and decision.reach is not None:
+            raise TacgError(f"`{self.policy.name}` looks ahead, so its forwards must not end early: leave out `reach`.")
         self.boards, after, kept, report = advance(
             self.boards, self._answer, signals, decision, self.needs, self.spec.mask_id, self.eos, self.ruler, before
         )
@@ -299,7 +302,7 @@ class Batch:
         self.trajectories.follow(scan, kept)
         if (self.branches is None) != (decision.branches is None):
             self.plan = None
-        self.branches = decision.branches
+        self.branches, self.cut = decision.branches, decision.reach is not None
         return report
 
     @property
@@ -388,6 +391,7 @@ class Batch:
         row.done = over and not told.get("stay")
         row.block, row.block_step, row.open = block, told["step"], told.get("open", 1)
         row.branches = max(1, told.get("branches", 0))
+        row.reach = told["reach"] if told.get("reach", len(row.answer)) < len(row.answer) else None
         row.settled = min(first_mask, row.blocks[block][0]) if self.policy.revises and not row.done else first_mask
         if span_key(row, self.spec, self.mode, self.needs) != before:
             self.plan = None

@@ -88,7 +88,9 @@ def span_of(row: Row, spec: ModelSpec, mode: str, needs: Needs) -> Span:
     first, length = row.block_step == 0, extent(row, spec)
     left, right, reach = window(mode, spec, start, stop, length, first=first, settled=row.cached)
     gap = (0, 0)
-    if needs.suffix is not None and spec.causal_block is None:
+    if row.reach is not None and spec.causal_block is None:  # a block-causal model knows only whole blocks
+        right, reach = (min(edge, len(row.request.prompt) + row.reach) for edge in (right, reach))
+    elif needs.suffix is not None and spec.causal_block is None:
         gap = _suffix_gap(row, spec, stop + needs.suffix, length - 1)
         reach -= gap[1] - gap[0]
     return Span(
@@ -108,10 +110,10 @@ def _suffix_gap(row: Row, spec: ModelSpec, start: int, stop: int) -> tuple[int, 
 def span_key(row: Row, spec: ModelSpec, mode: str, needs: Needs) -> Hashable:
     """What the row's next span depends on: as long as it stays, so does the plan."""
     if mode != "none" or spec.causal_block is not None:
-        return row.branches, row.block, row.open, row.block_step == 0
+        return row.branches, row.reach, row.block, row.open, row.block_step == 0
     if needs.suffix is not None or "recheck" in needs:
-        return row.branches, row.block, row.open
-    return row.branches
+        return row.branches, row.reach, row.block, row.open
+    return row.branches, row.reach
 
 
 def open_blocks(row: Row) -> tuple[int, int]:

@@ -20,6 +20,7 @@ class Row:
     blocks      (start, stop, steps) of each block
     block       the active block, `block_step` the steps taken there, `open` how many blocks are open from it on
     settled     positions of the answer that nothing will change any more
+    reach       positions of the answer that the next forward computes; None: all
     branches    canvases that are forwarded in the next step: 1, or as many as its policy has proposed
     cache       the row's keys and values, if any are kept; up to `cached` they will never change
     auxiliary   calls of the verifier, which computed `auxiliary_positions`; `draft_cache` holds its keys and values of
@@ -38,6 +39,7 @@ class Row:
     block_step: int = 0
     open: int = 1
     settled: int = 0
+    reach: int | None = None
     branches: int = 1
     done: bool = False
     commits: list[Commit] = field(default_factory=list)
