@@ -277,6 +277,7 @@ class Output:
     tokens     the generated ids: all `gen_length` of them, or up to and with the first EOS under early stopping
     forwards   how often the model was called for this row; each branch of a step counts
     positions  how many positions these forwards computed
+    auxiliary  how often a second model was called for this row
     commits    every commit in the order it happened
     error      why it ended early, with finish_reason "error"; else empty
     holes      of a canvas: the texts that its holes were filled with
@@ -292,6 +293,7 @@ class Output:
     commits: tuple[Commit, ...]
     error: str = ""
     positions: int = 0
+    auxiliary: int = 0
     holes: tuple[str, ...] = ()
 
     @property

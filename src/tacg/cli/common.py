@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_MODEL = "pocket"
-LONG = {"correct", "item_steps", "commits_by_step"}  # columns that hold a value for every problem
+LONG = {"correct", "item_steps", "item_positions", "commits_by_step"}  # columns that hold a value for every problem
 
 # Options that several verbs take, in the same words.
 Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, directory or hub id.")]

@@ -11,6 +11,7 @@ import typer
 
 from tacg.cli import (
     ablate,
+    arena,
     bench,
     chat,
     compare,
@@ -50,6 +51,7 @@ for verb in (
     grade,
     compare,
     ablate,
+    arena,
     sweep,
     diagnose,
     tune,

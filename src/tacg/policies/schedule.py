@@ -32,6 +32,7 @@ class Schedule(Policy):
     """
 
     name: ClassVar[str] = "schedule"
+    frontier: ClassVar = ("steps", (8, 16, 24, 32, 48, None))  # of the decode: it has no other pace
 
     rank_by: str = knob("confidence", "what readiness means", choices=("confidence", "margin", "entropy", "random"))
     pace: str = knob("even", "how many commits per step: LLaDA's or Dream's", choices=("even", "linspace"))
