@@ -121,7 +121,7 @@ def load_model(name: str, *, dtype: str = "float32", device: str = "cpu") -> LLM
 
 
 @contextlib.contextmanager
-def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
+def progress(title: str, total: int | None) -> Iterator[Callable[..., None]]:
     """A bar on stderr with the running accuracy; call what it gives with each item's correctness and, if known, TPF."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -48,7 +48,10 @@ def _made(spec: str) -> Policy | None:
 
 
 def main_knob(policy: Policy) -> tuple[str, tuple[Any, ...]]:
-    """A policy's main knob and its values, the default first; no knob and one value where none is declared."""
+    """A policy's main knob and its values, the default first, then its neighbours, the farthest last.
+
+    No knob and one value where none is declared.
+    """
     declared: Policy = policy
     while declared.frontier is None and isinstance(declared, Wrapper):
         declared = declared.base
@@ -56,7 +59,8 @@ def main_knob(policy: Policy) -> tuple[str, tuple[Any, ...]]:
         return "", (None,)
     knob, values = declared.frontier
     default = {**Decode().values(), **policy.values()}[knob]
-    return knob, (default, *(value for value in values if value != default))
+    middle = values.index(default)
+    return knob, tuple(values[place] for place in sorted(range(len(values)), key=lambda place: abs(place - middle)))
 
 
 def cells(tasks: Sequence[Task], specs: Sequence[str], points: tuple[int, int] = EVERY) -> list[Cell]:
