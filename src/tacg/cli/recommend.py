@@ -10,13 +10,16 @@ import typer
 from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
+    Data,
     Device,
     Dtype,
     Json,
     Model,
     Out,
     Seed,
+    TaskKnobs,
     load_model,
+    load_task,
     print_json,
     progress,
     ready_directory,
@@ -40,6 +43,8 @@ def main(
     task: Annotated[str | None, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].")] = None,
     prompts: Annotated[Path | None, typer.Option(help="A file with one prompt per line; implies --no-labels.")] = None,
     labels: Annotated[bool, typer.Option("--labels/--no-labels", help="Grade answers, or only compare them.")] = True,
+    data: Data = None,
+    knob: TaskKnobs = None,
     model: Model = DEFAULT_MODEL,
     minutes: Annotated[float, typer.Option(help="Budget.", min=0)] = 8.0,
     give: Annotated[float, typer.Option(help="Quality that speed may cost, as a share.", min=0, max=1)] = 0.02,
@@ -71,12 +76,12 @@ def main(
         evidence,
         short_list,
         shown,
+        split_to_choose_on,
         unseen_table,
     )
     from tacg.experiments.tune import write_preset
     from tacg.policies import get_policy
     from tacg.records.rows import Ledger
-    from tacg.tasks import get_task
 
     if (task is None) == (prompts is None):
         raise TacgError("Say what to recommend for: either --task or --prompts.")
@@ -84,13 +89,18 @@ def main(
     specs = list(dict.fromkeys(get_policy(each).label for each in policy or decoders()))
     fixed = shared_settings(specs, setting or [])
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    texts, lengths, what = texts_of(task, prompts, MOST, seed)
+    chosen_task = load_task(task, data, knob or []) if task else None
+    if chosen_task is None:
+        texts, lengths, what = texts_of(None, prompts, MOST, seed)
+    else:
+        split, lengths, what = split_to_choose_on(chosen_task), dict(chosen_task.decode), chosen_task.name
+        texts = [] if labels else [each.prompt for each in chosen_task.problems(split, MOST, seed)]
     candidates = short_list(specs, lengths, fixed)
     llm = load_model(model, dtype=dtype, device=device)
     with progress("recommending", None) as tick:
         problems: Problems
-        if graded:
-            problems = Graded(llm, get_task(str(task)), ledger, seed, batch_size, tick)
+        if chosen_task is not None and labels:
+            problems = Graded(llm, chosen_task, ledger, seed, batch_size, tick)
         else:
             problems = Agreeing(llm, texts, lengths, ledger, batch_size, tick)
         race = Race(problems, give, 60 * minutes)

@@ -7,6 +7,7 @@ likely the one to use go on to more problems. All see the same problems, and the
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -47,7 +48,7 @@ class Candidate:
     """A decoder with its knobs, and what it has done so far: quality and steps, problem by problem."""
 
     spec: str
-    settings: Mapping[str, Any]
+    settings: dict[str, Any]
     name: str
     quality: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
@@ -80,6 +81,15 @@ class Problems(Protocol):
         ...
 
 
+def split_to_choose_on(task: Task) -> str:
+    """The dev split; of a set that has none, the test split."""
+    try:
+        next(task.problems("dev", 1))
+    except TacgError:
+        return "test"
+    return "dev"
+
+
 @dataclass(frozen=True)
 class Graded:
     """Problems of a task: chosen on the dev split, shown on the test split. A set without one is shared out."""
@@ -91,14 +101,12 @@ class Graded:
     batch_size: int = 32
     tick: Tick | None = None
 
-    @property
+    @functools.cached_property
     def size(self) -> int | None:
         """Problems of a set that has a test split only."""
-        try:
-            next(self.task.problems("dev", 1, self.seed))
-        except TacgError:
-            return sum(1 for _ in self.task.problems("test"))
-        return None
+        if split_to_choose_on(self.task) == "dev":
+            return None
+        return sum(1 for _ in self.task.problems("test"))
 
     @property
     def most(self) -> int:
@@ -107,7 +115,7 @@ class Graded:
 
     def attempt(self, candidate: Candidate, n: int, skip: int) -> ResultRow:
         """Accuracy is the quality."""
-        return self._row(candidate, Sample(n, self.seed, "dev" if self.size is None else "test", self.batch_size, skip))
+        return self._row(candidate, Sample(n, self.seed, split_to_choose_on(self.task), self.batch_size, skip))
 
     def unseen(self, candidate: Candidate, n: int, seen: int) -> ResultRow:
         """Of the test split, or what is left of the set."""
@@ -127,7 +135,7 @@ class Agreeing:
 
     llm: LLM
     prompts: Sequence[str]
-    lengths: Mapping[str, Any]
+    lengths: dict[str, Any]
     ledger: Ledger
     batch_size: int = 32
     tick: Tick | None = None
@@ -139,9 +147,9 @@ class Agreeing:
 
     def attempt(self, candidate: Candidate, n: int, skip: int) -> ResultRow:
         """Agreement with the careful answers."""
-        prompts = self.prompts[skip : skip + n]
-        judge = by_agreement(self.llm, prompts, candidate.spec, self.lengths, self.ledger, self.tick, self.batch_size)
-        return judge(candidate.settings, candidate.name)
+        prompts, decode = self.prompts[skip : skip + n], self.lengths | candidate.settings
+        judge = by_agreement(self.llm, prompts, candidate.spec, decode, self.ledger, self.tick, self.batch_size)
+        return judge({}, candidate.name)
 
     def unseen(self, candidate: Candidate, n: int, seen: int) -> ResultRow:
         """Of those behind the ones to choose on; of a single prompt, that one."""
