@@ -69,6 +69,7 @@ def main(
     from tacg.experiments.arena import decoders
     from tacg.experiments.recommend import (
         MOST,
+        NEAR,
         Agreeing,
         Graded,
         Problems,
@@ -104,25 +105,27 @@ def main(
         else:
             problems = Agreeing(llm, texts, lengths, ledger, batch_size, tick)
         race = Race(problems, give, 60 * minutes)
-        row = race.run(candidates)
-        rows = shown(race, row["candidate"], fixed)
+        chosen = race.run(candidates)
+        rows = shown(race, chosen, fixed)
     goal = "accuracy" if graded else "agreement with one token per step"
-    rule = f"the fewest steps among those at most {100 * give:g} points below the best"
-    tried = len(candidates) - len(race.untried)
-    about = f"tacg recommend: {what}, model {model}, {rule} of {tried} settings; {goal} {row['quality']:.4f}, "
-    about += f"{row['steps']:.1f} steps on {race.seen} problems, seed {seed}"
-    chosen = row["candidate"]
+    rule = f"the fewest steps at most {100 * give:g} points below the best"
+    tried, (quality, steps) = len(candidates) - len(race.untried), chosen.means
+    about = (
+        f"tacg recommend: {what}, model {model}, {rule} of {tried} settings; {goal} {quality:.4f}, {steps:.1f} steps "
+    )
+    about += f"on {race.seen} problems, seed {seed}"
     preset = write_preset(out / f"{what}{'' if graded else '.no-labels'}.toml", chosen.spec, chosen.settings, about)
     if as_json:
         print_json({
-            "decoder": chosen.spec, "settings": chosen.settings, "quality": row["quality"], "steps": row["steps"],
+            "decoder": chosen.spec, "settings": chosen.settings, "quality": quality, "steps": steps,
             "n": race.seen, "tried": tried, "untried": len(race.untried), "refused": race.refused,
             "preset": str(preset),
             "unseen": [{name: each[name] for name in ("name", "n", "quality", "steps")} for each in rows],
         })  # fmt: skip
     else:
-        title = f"{what} · {rule} of {tried} settings, on {race.seen} problems (quality: {goal})"
-        show_tables([evidence(race, chosen, title), unseen_table(rows)], "brackets: 95 % intervals, paired by problem")
+        title = f"{what} · sought: {rule} of {tried} settings · {race.seen} problems · quality: {goal}"
+        note = f"as good: at most {100 * give:g} points worse than what is sought, at most {100 * NEAR:g} % more steps"
+        show_tables([evidence(race, title), unseen_table(rows)], note)
         typer.echo(f"Use {chosen.name}.")
     for spec, reason in race.refused.items():
         typer.secho(f"left out: {spec}: {reason}", fg="yellow", err=True)

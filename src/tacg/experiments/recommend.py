@@ -1,8 +1,8 @@
 """Which decoder, with which knobs, for this model and these problems? Many candidates on few problems, few on many.
 
-The one to use has the fewest steps among those whose quality is at most `give` below the best. Quality is accuracy, or
+What is sought has the fewest steps among those whose quality is at most `give` below the best. Quality is accuracy, or
 without labels agreement with one token a step. Successive halving: after each round the candidates that are most
-likely the one to use go on to more problems. All see the same problems, and the winner is shown on others.
+likely as good as what is sought go on to more problems. All see the same problems, and the winner is shown on others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tacg.errors import TacgError
 from tacg.experiments.arena import main_knob, named
 from tacg.experiments.compare import takes
 from tacg.experiments.grid import Cell, Sample, run
-from tacg.experiments.tune import by_agreement, choose
+from tacg.experiments.tune import by_agreement
 from tacg.policies import get_policy
 from tacg.policies.base import DEFAULT_BASE
 from tacg.records.stats import paired_bootstrap
@@ -35,10 +35,14 @@ if TYPE_CHECKING:
     from tacg.records.rows import Ledger, ResultRow
     from tacg.tasks import Task
 
-FIRST, GROWTH = 8, 3  # problems of the first round; how many times as many each round has seen
+FIRST, GROWTH = (
+    8,
+    4,
+)  # problems of the first round; how many times as many each round has seen, by the share that is left
+NEAR = 0.1  # more steps than what is sought has, as a share, that make no difference
 VALUES = 3  # of a main knob: the default and its neighbours
-FINALISTS = 3
-OPENING = 0.45  # share of the budget for the first round, which tries everything
+FINALISTS = 5
+OPENING = 0.4  # share of the budget for the first round, which tries everything
 UNSEEN = 0.15  # share of the budget for problems that nothing was chosen on
 MOST = 1000  # problems to choose on, and to show the winner on
 
@@ -59,9 +63,10 @@ class Candidate:
         """Seconds per problem."""
         return self.seconds / max(len(self.steps), 1)
 
-    def row(self) -> ResultRow:
-        """As `choose` reads it."""
-        return {"quality": float(np.mean(self.quality)), "steps": float(np.mean(self.steps)), "candidate": self}
+    @property
+    def means(self) -> tuple[float, float]:
+        """Quality and steps."""
+        return float(np.mean(self.quality)), float(np.mean(self.steps))
 
 
 class Problems(Protocol):
@@ -203,8 +208,8 @@ class Race:
     refused: dict[str, str] = field(default_factory=dict)
     seen: int = 0
 
-    def run(self, candidates: Sequence[Candidate]) -> ResultRow:
-        """The row of the candidate to use: quality, steps, candidate."""
+    def run(self, candidates: Sequence[Candidate]) -> Candidate:
+        """The candidate to use."""
         end = self.clock() + self.budget * (1 - UNSEEN)
         self._open(candidates, self.clock() + self.budget * OPENING)
         while len(self.finalists) > 1 and (size := self._next(end)):
@@ -212,7 +217,7 @@ class Race:
             self.seen += size
         if not self.finalists:
             raise TacgError(f"No decoder can be tried: {next(iter(self.refused.values()), 'none was named')}")
-        return choose([candidate.row() for candidate in self.finalists], self.give)
+        return self.ranked()[0]
 
     def _open(self, candidates: Sequence[Candidate], until: float) -> None:
         """Try everything on the same few problems, in order, as long as there is time."""
@@ -237,17 +242,20 @@ class Race:
         candidate.seconds += row["seconds"]
         return True
 
-    def _next(self, end: float) -> int:
-        """Keep the likeliest third, or as many as there is time for; how many more problems they see. 0: no more."""
+    def ranked(self) -> list[Candidate]:
+        """Those that are still in, the likeliest first."""
         chance = chances(self.finalists, self.give)
-        order = sorted(range(len(chance)), key=lambda place: (-chance[place], self.finalists[place].pace))
-        likely = [self.finalists[place] for place in order]
-        left, size = end - self.clock(), min((GROWTH - 1) * self.seen, self.problems.most - self.seen)
-        keep = likely[: max(-(-len(likely) // GROWTH), min(FINALISTS, len(likely)))]
-        while len(keep) > 2 and sum(each.pace for each in keep) * size > left / 2:
-            keep = keep[:-1]
-        fits = int(left / max(sum(each.pace for each in keep), 1e-9))
-        size = min(size, fits)
+        order = sorted(range(len(chance)), key=lambda place: (-chance[place], self.finalists[place].means[1]))
+        return [self.finalists[place] for place in order]
+
+    def _next(self, end: float) -> int:
+        """Keep the likeliest, as many as there is time for; how many more problems they see. 0: no more."""
+        keep, left = self.ranked(), end - self.clock()
+        keep = keep[: max(-(-len(keep) // GROWTH), FINALISTS)]
+        size = min((GROWTH - 1) * self.seen, self.problems.most - self.seen)
+        while len(keep) > FINALISTS and sum(each.pace for each in keep) * size > left / 2:
+            keep.pop()
+        size = min(size, int(left / max(sum(each.pace for each in keep), 1e-9)))
         if size < min(FIRST, self.problems.most - self.seen) or size < 1:
             return 0
         self.finalists = keep
@@ -255,10 +263,11 @@ class Race:
 
 
 def chances(candidates: Sequence[Candidate], give: float, rounds: int = 2000) -> NDArray[np.float64]:
-    """How likely each is the one to use, given the same problems that all have seen.
+    """How likely each is as good as what is sought: at most `give` worse, with at most a share `NEAR` more steps.
 
-    A Bayesian bootstrap: problems get random weights, the same for all, and each candidate has one more right and one
-    more wrong answer of its own, so that eight right ones out of eight are not taken for certain.
+    All have seen the same problems. A Bayesian bootstrap: problems get random weights, the same for all, and each
+    candidate has one more right and one more wrong answer of its own, so that eight right ones out of eight are not
+    taken for certain. Being close is what counts: of neighbours on a frontier none would ever be likely the best.
     """
     quality = np.array([each.quality for each in candidates])
     steps = np.array([each.steps for each in candidates], dtype=np.float64)
@@ -266,9 +275,11 @@ def chances(candidates: Sequence[Candidate], give: float, rounds: int = 2000) ->
     weights = rng.exponential(size=(rounds, quality.shape[1]))
     right, wrong = rng.exponential(size=(2, rounds, len(candidates)))
     total = weights.sum(axis=1, keepdims=True)
-    drawn = (weights @ quality.T + right) / (total + right + wrong)
-    fast = np.where(drawn >= drawn.max(axis=1, keepdims=True) - give, weights @ steps.T / total, np.inf)
-    found: NDArray[np.float64] = np.bincount(fast.argmin(axis=1), minlength=len(candidates)) / rounds
+    drawn, pace = (weights @ quality.T + right) / (total + right + wrong), weights @ steps.T / total
+    sought = np.where(drawn >= drawn.max(axis=1, keepdims=True) - give, pace, np.inf).argmin(axis=1, keepdims=True)
+    as_good = drawn >= np.take_along_axis(drawn, sought, axis=1) - give
+    as_fast = pace <= np.take_along_axis(pace, sought, axis=1) * (1 + NEAR)
+    found: NDArray[np.float64] = (as_good & as_fast).mean(axis=0)
     return found
 
 
@@ -295,15 +306,11 @@ def unseen_table(rows: Sequence[ResultRow]) -> Table:
     return Table(title, ("decoder", "quality %", "Δ quality", "steps"), tuple(lines))
 
 
-def evidence(race: Race, chosen: Candidate, title: str) -> Table:
-    """The finalists on the problems that were chosen on; the one to use is marked."""
-    chance = chances(race.finalists, race.give)
-    lines = [
-        (
-            "*" if each is chosen else "", each.name, f"{100 * row['quality']:.1f}", f"{row['steps']:.1f}",
-            f"{100 * share:.0f}", f"{each.pace:.2f}",
-        )
-        for each, share in zip(race.finalists, chance, strict=True) for row in [each.row()]
-    ]  # fmt: skip
-    lines.sort(key=lambda line: float(line[3]))
-    return Table(title, ("", "decoder", "quality %", "steps", "likely the one %", "s per problem"), tuple(lines))
+def evidence(race: Race, title: str) -> Table:
+    """The finalists on the problems that were chosen on, the one to use first."""
+    ranked = race.ranked()
+    lines = []
+    for each, share in zip(ranked, chances(ranked, race.give), strict=True):
+        quality, steps = each.means
+        lines.append((each.name, f"{100 * quality:.1f}", f"{steps:.1f}", f"{100 * share:.0f}", f"{each.pace:.2f}"))
+    return Table(title, ("decoder", "quality %", "steps", "likely as good %", "s per problem"), tuple(lines))
