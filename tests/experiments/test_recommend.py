@@ -69,7 +69,7 @@ def race(world: World, budget: float, specs: list[str] | None = None) -> tuple[R
 
 def test_it_finds_the_fewest_steps_that_are_nearly_as_good() -> None:
     world = World(FRONTIER)
-    it, chosen = race(world, 300)
+    it, chosen = race(world, 3000)
     assert chosen.spec == "sought"
     assert it.seen == 400, "there was time for all problems"
     assert len(it.finalists) == FINALISTS
