@@ -122,10 +122,13 @@ def _show(out: Path, as_json: bool) -> None:
     """Report, page and tables of the rows that are there."""
     from tacg.experiments.arena import standings
     from tacg.experiments.arena_report import best_table, tasks_of, write_arena
-    from tacg.records.rows import read_rows
+    from tacg.experiments.grid import SHAPE, impossible
+    from tacg.records.rows import Ledger
     from tacg.records.tables import provenance
 
-    rows = standings(read_rows(out / "rows.jsonl"))
+    ledger = Ledger(out / "rows.jsonl")
+    found = [ledger.get(key, SHAPE, impossible) for key, row in ledger.rows.items() if "item_positions" in row]
+    rows = standings(row for row in found if row is not None)
     if not rows:
         raise TacgError(f"{out / 'rows.jsonl'} has no rows of an arena yet: start it without --redraw.")
     files = {"rows": out / "rows.jsonl", "page": out / "page.html", "report": out.with_name(f"{out.name}.md")}

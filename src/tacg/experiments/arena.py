@@ -138,7 +138,7 @@ def _points(rows: Iterable[ResultRow]) -> list[ResultRow]:
 
 
 def _sample_of(row: ResultRow) -> list[Any]:
-    return [row[name] for name in ("model", "weights", "dtype", "seed", "split")]
+    return [row.get(name) for name in ("model", "weights", "dtype", "seed", "split")]
 
 
 def _areas(rows: Sequence[ResultRow], careful: ResultRow | None) -> dict[str, float]:
