@@ -35,10 +35,7 @@ if TYPE_CHECKING:
     from tacg.records.rows import Ledger, ResultRow
     from tacg.tasks import Task
 
-FIRST, GROWTH = (
-    8,
-    4,
-)  # problems of the first round; how many times as many each round has seen, by the share that is left
+FIRST, GROWTH = 8, 2  # problems of the first round; each one leaves a half that then sees as many again
 NEAR = 0.1  # more steps than what is sought has, as a share, that make no difference
 VALUES = 3  # of a main knob: the default and its neighbours
 FINALISTS = 5
