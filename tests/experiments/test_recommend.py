@@ -48,7 +48,7 @@ class World:
         right, steps = self.known[candidate.spec]
         self.now += 0.01 * n * steps
         self.asked.append((candidate.spec, n, skip))
-        hard = np.random.default_rng(0).random(1000)[skip : skip + n]  # the same problems are hard for all
+        hard = np.random.default_rng(0).random(2000)[skip : skip + n]  # the same problems are hard for all
         return {
             "item_quality": [float(each < right) for each in hard], "item_steps": [steps] * n, "n": n,
             "steps": float(steps), "seconds": 0.01 * n * steps,
@@ -60,6 +60,7 @@ class World:
 
 FRONTIER = {f"careless {n}": (0.1 * n, n) for n in range(1, 8)}
 FRONTIER |= {f"careful {n}": (0.9, 10 * n) for n in range(2, 10)} | {"sought": (0.89, 12), "best": (0.9, 18)}
+FRONTIER |= {"confidence": (0.9, 60)}
 
 
 def race(world: World, budget: float, specs: list[str] | None = None) -> tuple[Race, Candidate]:
