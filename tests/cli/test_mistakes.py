@@ -75,6 +75,8 @@ READERS = {
     "sweep": ["sweep", "frontier", "-m", "tiny", "--quick", "--out", "{rows}"],
     "diagnose": ["diagnose", "-m", "tiny", "--quick", "--out", "{rows}"],
     "tune": ["tune", "-t", "pocket-sudoku", "-m", "tiny", "--quick", "--out", "{rows}"],
+    "arena": ["arena", "--redraw", "--out", "{rows}"],
+    "recommend": ["recommend", "-t", "pocket-sudoku", "-m", "tiny", "--out", "{rows}"],
     "report": ["report", "-m", "tiny", "--quick", "--home", "{rows}"],
     "preset": ["generate", "Hi", "-m", "tiny", "-p", "tacg:{toml}"],
     "policies": ["policies", "tacg:{toml}"],
@@ -83,7 +85,7 @@ READERS = {
 # What is no mistake in this place: a file that a run begins with, a line that is cut off, rows without a key.
 FINE = {
     *(("resume", kind) for kind in ("missing", "nothing", "no JSON")),
-    *((verb, kind) for verb in ("compare", "ablate", "sweep", "diagnose", "tune", "report")
+    *((verb, kind) for verb in ("compare", "ablate", "sweep", "diagnose", "tune", "recommend", "report")
       for kind in ("missing", "nothing", "wrong types")),
 }  # fmt: skip
 
@@ -121,6 +123,8 @@ WRITERS = {
     "sweep": ["sweep", "frontier", "-m", "tiny", "--quick", "--out", "{directory}"],
     "diagnose": ["diagnose", "-m", "tiny", "--quick", "--out", "{directory}"],
     "tune": ["tune", "-t", "pocket-sudoku", "-m", "tiny", "--quick", "--out", "{directory}"],
+    "arena": ["arena", "-m", "tiny", "--quick", "--out", "{directory}"],
+    "recommend": ["recommend", "-t", "pocket-sudoku", "-m", "tiny", "--out", "{directory}"],
     "report": ["report", "-m", "tiny", "--quick", "--home", "{directory}"],
     "reproduce": ["reproduce", "table3", "-m", "tiny", "--n", "1", "--out", "{directory}"],
     "bench": ["bench", "scan", "--quick", "--out", "{directory}"],

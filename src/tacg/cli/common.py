@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_MODEL = "pocket"
-LONG = {"correct", "item_steps", "commits_by_step"}  # columns that hold a value for every problem
+LONG = {"correct", "item_steps", "item_positions", "commits_by_step"}  # columns that hold a value for every problem
 
 # Options that several verbs take, in the same words.
 Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, directory or hub id.")]
@@ -124,7 +124,7 @@ def load_model(name: str, *, dtype: str = "float32", device: str = "cpu", verifi
 
 
 @contextlib.contextmanager
-def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
+def progress(title: str, total: int | None) -> Iterator[Callable[..., None]]:
     """A bar on stderr with the running accuracy; call what it gives with each item's correctness and, if known, TPF."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

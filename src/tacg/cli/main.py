@@ -11,6 +11,7 @@ import typer
 
 from tacg.cli import (
     ablate,
+    arena,
     bench,
     chat,
     compare,
@@ -21,6 +22,7 @@ from tacg.cli import (
     grade,
     models,
     policies,
+    recommend,
     report,
     reproduce,
     serve,
@@ -49,6 +51,8 @@ for verb in (
     eval,
     grade,
     compare,
+    arena,
+    recommend,
     ablate,
     sweep,
     diagnose,

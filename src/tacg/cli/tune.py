@@ -78,7 +78,7 @@ def main(
     fixed = parse_settings(policy, setting or [])
     space = {name: values for name, values in space_of(policy, only or ()).items() if name not in fixed}
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    texts, decode, what = _texts(task, prompts, n, seed)
+    texts, decode, what = texts_of(task, prompts, n, seed)
     llm = load_model(model)
     with progress("tuning", trials * n) as tick:
         if prompts is None and labels:
@@ -105,7 +105,7 @@ def main(
     typer.secho(f"preset: {preset}   use it as --policy {policy.partition(':')[0]}:{preset}", err=True)
 
 
-def _texts(task: str | None, prompts: Path | None, n: int, seed: int) -> tuple[list[str], dict[str, int], str]:
+def texts_of(task: str | None, prompts: Path | None, n: int, seed: int) -> tuple[list[str], dict[str, int], str]:
     """Prompts without labels, the lengths to decode them with, and what to call them."""
     from tacg.files import read_text
     from tacg.tasks import get_task

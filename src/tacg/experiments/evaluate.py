@@ -67,6 +67,7 @@ def evaluate(
     n: int,
     seed: int = 0,
     split: str = "test",
+    skip: int = 0,
     batch_size: int = 32,
     settings: dict[str, Any] | None = None,
     on_item: Callable[[Item], None] | None = None,
@@ -75,12 +76,13 @@ def evaluate(
 ) -> Evaluation:
     """Decode `n` problems, or as many as there are, and grade them. Settings are the policy's or the decode's.
 
+    skip     so many problems of the sample are left out: somebody has seen them
     on_item  told every item, those of an interrupted run first
     out      a results file; with `resume` only what is missing there is decoded
     """
     task.refuse_unready()
     settings = settings_of(task, policy, settings or {})
-    problems = list(task.problems(split, n, seed))
+    problems = list(task.problems(split, skip + n, seed))[skip:]
     if not problems:
         raise TacgError(f"{task.name} has no problems to decode; is it the right file?")
     header = describe(llm, task, policy, settings, problems, split, seed)
@@ -135,7 +137,7 @@ def graded(task: Task, problem: Problem, output: Output) -> Item:
         pace[commit.step - 1] += GAIN.get(commit.reason, 1)
     return Item(
         problem.id, grade.correct, grade.score, output.steps, output.forwards, len(output.tokens), output.text,
-        tuple(pace), grade.strict,
+        tuple(pace), grade.strict, output.positions, output.auxiliary,
     )  # fmt: skip
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tacg.records.stats import resamples
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -33,18 +35,19 @@ def over_frontiers(rows: Sequence[ResultRow], bases: Mapping[str, str]) -> list[
     return found
 
 
-def against_frontier(row: ResultRow, base: Sequence[ResultRow], rounds: int = 500) -> ResultRow:
+def against_frontier(row: ResultRow, base: Sequence[ResultRow], cost: str = "steps", rounds: int = 500) -> ResultRow:
     """Steps saved at equal accuracy (as a share) and accuracy gained at equal steps, with 95 % intervals.
+
+    cost  what is saved: steps, or positions, which tells decoders that look ahead from those that do not
 
     Where the point is more accurate than the whole frontier, `saved` is measured against the frontier's best, which
     understates it, and `beyond` is true. A point that is less accurate than all of it saves nothing.
     """
     rows = [row, *base]
     right = np.array([[mark == "1" for mark in each["correct"]] for each in rows], dtype=np.float64)
-    steps = np.array([each["item_steps"] for each in rows], dtype=np.float64)
+    steps = np.array([each[f"item_{cost}"] for each in rows], dtype=np.float64)
     n = right.shape[1]
-    draws = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), rounds) / n
-    draws = np.vstack([np.full(n, 1 / n), draws])  # the first is the sample itself
+    draws = np.vstack([np.ones(n), resamples(n, rounds)]) / n  # the first is the sample itself
     found = np.array([_gains(accuracy, pace) for accuracy, pace in zip(draws @ right.T, draws @ steps.T, strict=True)])
     low, high = np.quantile(found[1:], [0.025, 0.975], axis=0)
     return {

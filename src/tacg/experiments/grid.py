@@ -28,6 +28,7 @@ SHAPE = {
     "accuracy_ci": (SHARE, SHARE), "score": SHARE, "steps": AMOUNT, "tpf": AMOUNT, "tpf_ratio": AMOUNT,
     "forwards": COUNT, "seconds": AMOUNT, "tokens_per_second": AMOUNT, "split": str, "settings": dict, "dtype": str,
     "correct": str, "item_steps": [COUNT], "commits_by_step": [AMOUNT], "accuracy_strict?": SHARE,
+    "positions?": COUNT, "item_positions?": [COUNT], "tokens_per_position?": AMOUNT, "auxiliary_forwards?": COUNT,
 }  # fmt: skip
 
 
@@ -52,12 +53,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sample:
-    """Which problems are decoded: the first `n` of a split under a seed, `batch_size` rows together."""
+    """Which problems are decoded: `n` of a split under a seed, behind the first `skip`; `batch_size` rows together."""
 
     n: int
     seed: int = 0
     split: str = "test"
     batch_size: int = 32
+    skip: int = 0
 
 
 def run(
@@ -72,18 +74,21 @@ def run(
         policy, decode = resolve(cell.policy, settings_of(cell.task, cell.policy, cell.settings))
         key = key_of(
             task=repr(cell.task), policy=repr(policy), decode=repr(decode), model=llm.identity, version=__version__,
-            n=sample.n, seed=sample.seed, split=sample.split,
+            n=sample.n, seed=sample.seed, split=sample.split, **({"skip": sample.skip} if sample.skip else {}),
         )  # fmt: skip
         row = ledger.get(key, SHAPE, impossible)
         if row is None:
             on_item = (
                 (lambda item, name=name, task=cell.task: tick(f"{task.name} · {name}", item.correct)) if tick else None
             )
+            begun = ledger.path and ledger.path.parent / "begun" / f"{key}.jsonl"  # items of a cell that is under way
             evaluation = evaluate(
-                llm, cell.task, cell.policy, n=sample.n, seed=sample.seed, split=sample.split,
-                batch_size=sample.batch_size, settings=dict(cell.settings), on_item=on_item,
+                llm, cell.task, cell.policy, n=sample.n, seed=sample.seed, split=sample.split, skip=sample.skip,
+                batch_size=sample.batch_size, settings=dict(cell.settings), on_item=on_item, out=begun, resume=True,
             )  # fmt: skip
             row = ledger.add(key, evaluation.row | by_item(evaluation.items) | {"weights": weights})
+            if begun:
+                begun.unlink(missing_ok=True)
         elif tick is not None:
             for mark in row["correct"]:
                 tick(f"{cell.task.name} · {name}", mark == "1")

@@ -6,8 +6,8 @@ the best that the model can do by itself and needs nothing but prompts. Needs th
 
 from __future__ import annotations
 
-import functools
 import json
+import time
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any, Protocol
@@ -89,6 +89,13 @@ def space_of(policy: str, only: Sequence[str] = ()) -> dict[str, Range]:
     }  # fmt: skip
 
 
+# A row of agreement.
+AGREED = {
+    "quality": Number(0, 1), "steps": Number(0), "policy": str, "n": COUNT, "item_quality?": [Number(0, 1)],
+    "item_steps?": [COUNT], "seconds?": Number(0),
+}  # fmt: skip
+
+
 class Judge(Protocol):
     """Gives settings a row with `quality` and `steps`."""
 
@@ -120,16 +127,14 @@ def by_agreement(
         "suppress": alike.suppress,
     }
 
-    @functools.cache
-    def careful() -> list[str]:
-        return [llm.text(output.tokens) for output in llm.generate(asked, "schedule", batch_size=batch_size, **shape)]
-
     def judge(settings: Mapping[str, Any], name: str) -> ResultRow:
         made = resolve(policy, {**lengths, **settings})
         key = key_of(agreed=asked, decode=repr(made), model=llm.identity, version=__version__)
-        row = ledger.get(key, {"quality": Number(0, 1), "steps": Number(0), "policy": str, "n": COUNT})
+        row = ledger.get(key, AGREED)
         if row is None:
-            shares, steps, wanted = [0.0] * len(asked), [0] * len(asked), careful()
+            shares, steps = [0.0] * len(asked), [0] * len(asked)
+            wanted = careful_answers(llm, asked, shape, ledger, batch_size)
+            began = time.perf_counter()
 
             def keep(number: int, output: Output) -> None:
                 shares[number], steps[number] = agreement(llm.text(output.tokens), wanted[number]), output.steps
@@ -139,6 +144,7 @@ def by_agreement(
             llm.generate(asked, policy, batch_size=batch_size, on_output=keep, **{**lengths, **settings})
             row = {"policy": made[0].label, "model": llm.model.spec.name, "n": len(asked), "weights": weights}
             row |= {"quality": sum(shares) / len(shares), "steps": sum(steps) / len(steps), **surroundings()}
+            row |= {"item_quality": shares, "item_steps": steps, "seconds": time.perf_counter() - began}
             row = ledger.add(key, row)
         elif tick is not None:
             for _ in asked:
@@ -146,6 +152,19 @@ def by_agreement(
         return row
 
     return judge
+
+
+def careful_answers(
+    llm: LLM, prompts: Sequence[str], shape: Mapping[str, Any], ledger: Ledger, batch_size: int = 32
+) -> list[str]:
+    """What one token a step writes; kept in the ledger, as it is by far the slowest."""
+    key = key_of(careful=list(prompts), shape=dict(shape), model=llm.identity, version=__version__)
+    row = ledger.get(key, {"texts": [str]})
+    if row is None:
+        outputs = llm.generate(list(prompts), "schedule", batch_size=batch_size, **shape)
+        row = ledger.add(key, {"texts": [llm.text(output.tokens) for output in outputs]})
+    texts: list[str] = row["texts"]
+    return texts
 
 
 def agreement(ours: str, theirs: str) -> float:

@@ -26,14 +26,17 @@ State = dict[str, Any]  # tensors whose first axis is the row; may nest
 class Policy(Knobs):
     """Decides when proposals are committed. Subclasses are frozen dataclasses; one file per published decoder.
 
-    name     what users type; the register sets it where a class does not
-    needs    signals beyond token and confidence that `decide` reads
-    revises  whether it re-masks or edits what is committed
+    name      what users type; the register sets it where a class does not
+    frontier  its main knob and the values, the default among them, over which it is shown from fast to careful. A
+              wrapper that says nothing moves the main knob of what it wraps
+    needs     signals beyond token and confidence that `decide` reads
+    revises   whether it re-masks or edits what is committed
 
     Progress is the engine's business: a policy may accept nothing, and the engine then commits by `Decision.rank`.
     """
 
     name: ClassVar[str] = ""
+    frontier: ClassVar[tuple[str, tuple[Any, ...]] | None] = None
 
     @property
     def revises(self) -> bool:

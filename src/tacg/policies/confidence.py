@@ -26,6 +26,7 @@ class Confidence(Policy):
     """
 
     name: ClassVar[str] = "confidence"
+    frontier: ClassVar = ("threshold", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99))
 
     threshold: float = knob(0.9, "confidence to commit", symbol="τ", low=0, high=1, per_row=True)
     strict: bool = knob(False, "commit above the threshold only, not at it")

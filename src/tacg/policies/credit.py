@@ -22,6 +22,7 @@ class CreditDecoding(Policy):
     """
 
     name: ClassVar[str] = "credit"
+    frontier: ClassVar = ("threshold", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99))
 
     threshold: float = knob(0.9, "confidence to commit", symbol="τ", low=0, high=1, per_row=True)
     weight: float = knob(0.7, "weight of the credit in the logits", symbol="α", low=0)

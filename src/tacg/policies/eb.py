@@ -24,6 +24,7 @@ class EntropyBound(Policy):
     """
 
     name: ClassVar[str] = "eb"
+    frontier: ClassVar = ("bound", (1.0, 0.3, 0.1, 0.03, 0.01, 0.001))
 
     bound: float = knob(0.01, "bound on the joint entropy, in nats", symbol="γ", low=0, per_row=True)
 

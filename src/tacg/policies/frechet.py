@@ -24,6 +24,7 @@ class Frechet(Policy):
     """
 
     name: ClassVar[str] = "frechet"
+    frontier: ClassVar = ("delta", (-0.5, 0.0, 0.25, 0.5, 0.75, 0.9))
 
     delta: float = knob(0.25, "what the bound must exceed", symbol="δ", low=-1, high=1, per_row=True)
 

@@ -24,6 +24,7 @@ class Klass(Policy):
     """
 
     name: ClassVar[str] = "klass"
+    frontier: ClassVar = ("threshold", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99))
 
     threshold: float = knob(0.9, "confidence to commit", symbol="τ", low=0, high=1, per_row=True)
     kl_threshold: float = knob(0.01, "divergence below which a position is stable", symbol="ε_KL", low=0, per_row=True)

@@ -25,6 +25,7 @@ class Lookum(Policy):
     """
 
     name: ClassVar[str] = "lookum"
+    frontier: ClassVar = ("bypass", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99))
 
     paths: int = knob(3, "alternatives per step, a forward each", symbol="N", low=2, high=32)
     k: int = knob(2, "positions that a path writes", symbol="k", low=1)

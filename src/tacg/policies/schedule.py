@@ -39,6 +39,7 @@ class Schedule(Policy):
     """
 
     name: ClassVar[str] = "schedule"
+    frontier: ClassVar = ("steps", (8, 16, 24, 32, 48, None))  # of the decode: it has no other pace
 
     rank_by: str = knob("confidence", "what readiness means", choices=("confidence", "margin", "entropy", "random"))
     rank_temperature: float = knob(0.0, "how much of the ranking is chance", symbol="T", low=0)

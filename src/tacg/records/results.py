@@ -27,7 +27,7 @@ HEADER = {
 }
 ROW = {
     "number": COUNT, "id": str, "correct": bool, "score": Number(0, 1), "steps": SOME, "forwards": SOME,
-    "tokens": COUNT, "text": str, "pace": [COUNT], "strict?": bool,
+    "tokens": COUNT, "text": str, "pace": [COUNT], "strict?": bool, "positions?": COUNT, "auxiliary?": COUNT,
 }  # fmt: skip
 
 
@@ -35,8 +35,9 @@ ROW = {
 class Item:
     """One problem, decoded and graded.
 
-    pace    by how many positions each step got ahead: what it committed, less what it masked again
-    strict  see `Grade`
+    pace       by how many positions each step got ahead: what it committed, less what it masked again
+    strict     see `Grade`
+    positions  see `Output`, as `auxiliary`; 0 in files of versions that did not count them
     """
 
     id: str
@@ -48,6 +49,8 @@ class Item:
     text: str
     pace: tuple[int, ...]
     strict: bool | None = None
+    positions: int = 0
+    auxiliary: int = 0
 
     @property
     def tpf(self) -> float:

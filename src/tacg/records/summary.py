@@ -32,7 +32,17 @@ def summary(items: Sequence[Item], task: str, model: str, policy: str, seed: int
         "tpf": sum(item.tpf for item in items) / n,
         "tpf_ratio": sum(item.tokens for item in items) / forwards,
         "forwards": forwards,
+        "auxiliary_forwards": sum(item.auxiliary for item in items),
+        **tokens_per_position(items),
     }
+
+
+def tokens_per_position(items: Sequence[Item]) -> dict[str, float]:
+    """Computed positions, and the tokens that each of them gave; nothing if they were not counted."""
+    positions = sum(item.positions for item in items)
+    if not positions:
+        return {}
+    return {"positions": positions, "tokens_per_position": sum(item.tokens for item in items) / positions}
 
 
 def strict_accuracy(items: Sequence[Item]) -> dict[str, float]:
@@ -42,11 +52,12 @@ def strict_accuracy(items: Sequence[Item]) -> dict[str, float]:
 
 
 def by_item(items: Sequence[Item]) -> ResultRow:
-    """What pairing and dynamics need of the items: correctness, steps, and mean commits at each step."""
+    """What pairing and dynamics need of the items: correctness, steps, positions, and mean commits at each step."""
     pace = [sum(counts) for counts in zip_longest(*(item.pace for item in items), fillvalue=0)]
     return {
         "correct": "".join("1" if item.correct else "0" for item in items),
         "item_steps": [item.steps for item in items],
+        "item_positions": [item.positions for item in items],
         "commits_by_step": [round(count / len(items), 4) for count in pace],
     }
 

@@ -1,0 +1,144 @@
+"""Put every decoder on the same problems, each over its main knob, and TACG over each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacg.cli.common import (
+    DEFAULT_MODEL,
+    LONG,
+    BatchSize,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    N,
+    Quick,
+    Seed,
+    Split,
+    Tasks,
+    load_model,
+    print_json,
+    progress,
+    ready_directory,
+    show_tables,
+)
+from tacg.errors import TacgError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tacg.experiments.grid import Cell, Sample
+    from tacg.llm import LLM
+
+EPILOG = """[bold]Examples[/bold]
+
+tacg arena --quick
+
+tacg arena --n 500 --dtype bfloat16 --jobs 2       stop it whenever you like: started again, it goes on where it was
+
+tacg arena -p klass -p tacg+klass -t pocket-math   only these
+
+tacg arena --out docs/arena --redraw               report and page from the rows that are there; decodes nothing"""
+
+
+def main(
+    task: Tasks = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", "--policies", "-p", help="Repeatable; default: all, and TACG over each."),
+    ] = None,
+    n: N = 200,
+    seed: Seed = 0,
+    split: Split = "test",
+    model: Model = DEFAULT_MODEL,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    batch_size: BatchSize = 32,
+    jobs: Annotated[int, typer.Option(help="Processes. On few cores faster than threads.", min=1)] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for rows and page, the report beside it; default: runs/arena.")
+    ] = None,
+    redraw: Annotated[bool, typer.Option("--redraw", help="Only draw what is there; decode nothing.")] = False,
+    quick: Quick = False,
+    share: Annotated[str, typer.Option(hidden=True, help="I/N: only every N-th cell, for --jobs.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Compare all decoders: accuracy against steps, computed positions and seconds, over their whole frontiers."""
+    from tacg.cli.parallel_runs import run_apart
+    from tacg.experiments.arena import CAREFUL, EVERY, FEW, cells, decoders
+    from tacg.experiments.grid import Sample
+    from tacg.policies import get_policy
+    from tacg.tasks import get_task, task_names
+
+    out = ready_directory(out or Path("runs/arena-quick" if quick else "runs/arena"))
+    specs = [get_policy(each).label for each in policy or decoders()]
+    specs = list(dict.fromkeys([CAREFUL, *specs]))  # what all others are measured against
+    tasks = [get_task(each) for each in task or (["pocket-sudoku"] if quick else task_names())]
+    n = min(n, 4) if quick else n
+    planned = cells(tasks, specs, FEW if quick else EVERY)
+    try:
+        if jobs > 1 and not redraw:
+            words = ["--model", model, "--dtype", dtype, "--device", device, "--n", str(n), "--seed", str(seed)]
+            words += ["--split", split, "--batch-size", str(batch_size), "--out", str(out), *["--quick"] * quick]
+            words += [word for each in tasks for word in ("--task", each.name)]
+            words += [word for each in specs for word in ("--policy", each)]
+            shares = {f"{part + 1} of {jobs}": ["arena", *words, "--share", f"{part}/{jobs}"] for part in range(jobs)}
+            run_apart(shares, jobs, out / "rows.jsonl")
+        elif not redraw:
+            part, parts = (int(word) for word in (share or "0/1").split("/"))
+            llm = load_model(model, dtype=dtype, device=device)
+            _play(llm, planned[part::parts], Sample(n, seed, split, batch_size), out)
+    except KeyboardInterrupt:
+        typer.secho("stopped; started again, it goes on where it was", err=True)
+        _show(out, as_json)
+        raise typer.Exit(130) from None
+    if not share:
+        _show(out, as_json)
+
+
+def _play(llm: LLM, cells: Sequence[Cell], sample: Sample, out: Path) -> None:
+    """Decode what is missing. A decoder that this model cannot serve is left out, and said to be."""
+    from tacg.experiments.grid import run
+    from tacg.records.rows import Ledger
+
+    ledger, refused = Ledger(out / "rows.jsonl"), dict[str, TacgError]()
+    with progress("arena", sample.n * len(cells)) as tick:
+        for cell in cells:
+            try:
+                run(llm, [cell], sample, ledger, tick)
+            except TacgError as error:
+                refused[cell.policy] = error
+    for spec, reason in refused.items():
+        typer.secho(f"left out: {spec}: {reason}", fg="yellow", err=True)
+    if cells and len(refused) == len({cell.policy for cell in cells}):
+        raise next(iter(refused.values()))
+
+
+def _show(out: Path, as_json: bool) -> None:
+    """Report, page and tables of the rows that are there."""
+    from tacg.experiments.arena import standings
+    from tacg.experiments.arena_report import best_table, tasks_of, write_arena
+    from tacg.experiments.grid import SHAPE, impossible
+    from tacg.records.rows import Ledger
+    from tacg.records.tables import provenance
+
+    ledger = Ledger(out / "rows.jsonl")
+    found = [ledger.get(key, SHAPE, impossible) for key, row in ledger.rows.items() if "item_positions" in row]
+    rows = standings(row for row in found if row is not None)
+    if not rows:
+        raise TacgError(f"{out / 'rows.jsonl'} has no rows of an arena yet: start it without --redraw.")
+    files = {"rows": out / "rows.jsonl", "page": out / "page.html", "report": out.with_name(f"{out.name}.md")}
+    write_arena(rows, files["report"], files["page"])
+    if as_json:
+        plain = [{name: value for name, value in row.items() if name not in LONG} for row in rows]
+        print_json({"rows": plain, **{what: str(path) for what, path in files.items()}})
+    else:
+        show_tables(
+            [best_table([row for row in rows if row["task"] == task]) for task in tasks_of(rows)], provenance(rows)
+        )
+    for what, path in files.items():
+        typer.secho(f"{what}: {path}", err=True)

@@ -1,0 +1,134 @@
+"""Say which decoder to use, with which knobs, for a model and a task or prompts of your own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tacg.cli.common import (
+    DEFAULT_MODEL,
+    BatchSize,
+    Data,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    Out,
+    Seed,
+    TaskKnobs,
+    load_model,
+    load_task,
+    print_json,
+    progress,
+    ready_directory,
+    shared_settings,
+    show_tables,
+)
+from tacg.errors import TacgError
+
+EPILOG = """[bold]Examples[/bold]
+
+tacg recommend --task pocket-math
+
+tacg recommend --prompts mine.txt --model ./LLaDA-8B-Instruct --device cuda --minutes 60 --set gen_length=256
+
+tacg recommend --task pocket-code -p confidence -p klass -p tacg --give 0.05
+
+tacg eval --task pocket-math --policy tacg:runs/recommend/pocket-math.toml      what it writes, if it says tacg"""
+
+
+def main(
+    task: Annotated[str | None, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A file with one prompt per line; implies --no-labels.")] = None,
+    labels: Annotated[bool, typer.Option("--labels/--no-labels", help="Grade answers, or only compare them.")] = True,
+    data: Data = None,
+    knob: TaskKnobs = None,
+    model: Model = DEFAULT_MODEL,
+    minutes: Annotated[float, typer.Option(help="Budget.", min=0)] = 8.0,
+    give: Annotated[float, typer.Option(help="Quality that speed may cost, as a share.", min=0, max=1)] = 0.02,
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", "-p", help="Repeatable; default: all, and TACG over each.")
+    ] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="Held fixed; repeatable.")
+    ] = None,
+    seed: Seed = 0,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    batch_size: BatchSize = 32,
+    out: Out = Path("runs/recommend"),
+    as_json: Json = False,
+) -> None:
+    """Try decoders on the same problems, the likely ones on more; name the fastest that is about as good as the best.
+
+    Without labels, good means agreement with one token per step.
+    """
+    from tacg.cli.tune import texts_of
+    from tacg.experiments.arena import decoders
+    from tacg.experiments.recommend import (
+        MOST,
+        NEAR,
+        Agreeing,
+        Graded,
+        Problems,
+        Race,
+        evidence,
+        short_list,
+        shown,
+        split_to_choose_on,
+        unseen_table,
+    )
+    from tacg.experiments.tune import write_preset
+    from tacg.policies import get_policy
+    from tacg.records.rows import Ledger
+
+    if (task is None) == (prompts is None):
+        raise TacgError("Say what to recommend for: either --task or --prompts.")
+    graded = labels and prompts is None
+    specs = list(dict.fromkeys(get_policy(each).label for each in policy or decoders()))
+    fixed = shared_settings(specs, setting or [])
+    ledger = Ledger(ready_directory(out) / "rows.jsonl")
+    chosen_task = load_task(task, data, knob or []) if task else None
+    if chosen_task is None:
+        texts, lengths, what = texts_of(None, prompts, MOST, seed)
+    else:
+        split, lengths, what = split_to_choose_on(chosen_task), dict(chosen_task.decode), chosen_task.name
+        texts = [] if labels else [each.prompt for each in chosen_task.problems(split, MOST, seed)]
+    candidates = short_list(specs, lengths, fixed)
+    llm = load_model(model, dtype=dtype, device=device)
+    with progress("recommending", None) as tick:
+        problems: Problems
+        if chosen_task is not None and labels:
+            problems = Graded(llm, chosen_task, ledger, seed, batch_size, tick)
+        else:
+            problems = Agreeing(llm, texts, lengths, ledger, batch_size, tick)
+        race = Race(problems, give, 60 * minutes)
+        chosen = race.run(candidates)
+        rows = shown(race, chosen, fixed)
+    goal = "accuracy" if graded else "agreement with one token per step"
+    rule = f"the fewest steps at most {100 * give:g} points below the best"
+    tried, (quality, steps) = len(candidates) - len(race.untried), chosen.means
+    about = (
+        f"tacg recommend: {what}, model {model}, {rule} of {tried} settings; {goal} {quality:.4f}, {steps:.1f} steps "
+    )
+    about += f"on {race.seen} problems, seed {seed}"
+    preset = write_preset(out / f"{what}{'' if graded else '.no-labels'}.toml", chosen.spec, chosen.settings, about)
+    if as_json:
+        print_json({
+            "decoder": chosen.spec, "settings": chosen.settings, "quality": quality, "steps": steps,
+            "n": race.seen, "tried": tried, "untried": len(race.untried), "refused": race.refused,
+            "preset": str(preset),
+            "unseen": [{name: each[name] for name in ("name", "n", "quality", "steps")} for each in rows],
+        })  # fmt: skip
+    else:
+        title = f"{what} · sought: {rule} of {tried} settings · {race.seen} problems · quality: {goal}"
+        note = f"as good: at most {100 * give:g} points worse than what is sought, at most {100 * NEAR:g} % more steps"
+        show_tables([evidence(race, title), unseen_table(rows)], note)
+        typer.echo(f"Use {chosen.name}.")
+    for spec, reason in race.refused.items():
+        typer.secho(f"left out: {spec}: {reason}", fg="yellow", err=True)
+    if race.untried:
+        typer.secho(f"no time for {len(race.untried)} of {len(candidates)} settings; --minutes gives more", err=True)
+    typer.secho(f"preset: {preset}   use it as --policy {chosen.spec}:{preset}", err=True)

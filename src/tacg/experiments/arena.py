@@ -1,0 +1,187 @@
+"""Every decoder on the same problems, each over its main knob, and TACG over each: which one is to be used?
+
+Decoding makes rows (`cells`, `grid.run`); everything that is shown is made of rows alone (`standings`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tacg.engine.request import Decode, resolve
+from tacg.errors import TacgError
+from tacg.experiments.evaluate import settings_of
+from tacg.experiments.frontier import against_frontier, over_frontiers
+from tacg.experiments.grid import Cell
+from tacg.policies import Policy, Wrapper, get_policy, policy_names
+from tacg.policies.base import DEFAULT_BASE
+from tacg.records.stats import aup
+from tacg.records.summary import paired
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tacg.records.rows import ResultRow
+    from tacg.tasks import Task
+
+GATE = "tacg"
+CAREFUL = "schedule"  # one token a step, by its defaults: what all others are measured against
+EVERY, FEW = (1000, 1000), (2, 1)  # values of the main knob: of policies, of TACG over them
+
+
+def decoders() -> list[str]:
+    """Every registered policy, then TACG over each where that means something."""
+    names = [name for name in policy_names() if _made(name)]
+    return [*names, *(spec for name in names if (spec := gated(name)) and spec not in names)]
+
+
+def gated(name: str) -> str | None:
+    """TACG over a policy as it is spelled in tables; None over a gate, and where the two do not go together."""
+    policy = None if name.startswith(GATE) else _made(f"{GATE}+{name}")
+    return policy.label if policy else None
+
+
+def _made(spec: str) -> Policy | None:
+    try:
+        return get_policy(spec)
+    except TacgError:
+        return None
+
+
+def main_knob(policy: Policy) -> tuple[str, tuple[Any, ...]]:
+    """A policy's main knob and its values, the default first, then its neighbours, the farthest last.
+
+    No knob and one value where none is declared.
+    """
+    declared: Policy = policy
+    while declared.frontier is None and isinstance(declared, Wrapper):
+        declared = declared.base
+    if declared.frontier is None:
+        return "", (None,)
+    knob, values = declared.frontier
+    default = {**Decode().values(), **policy.values()}[knob]
+    middle = values.index(default)
+    return knob, tuple(values[place] for place in sorted(range(len(values)), key=lambda place: abs(place - middle)))
+
+
+def cells(tasks: Sequence[Task], specs: Sequence[str], points: tuple[int, int] = EVERY) -> list[Cell]:
+    """What to decode, in an order that is of use whenever it ends: all defaults, then other values, then TACG over X.
+
+    points  values of the main knob at most, of policies and of TACG over them. A value that a task's lengths do not
+            allow is left out
+    """
+    found = []
+    for over, most in zip((False, True), points, strict=True):
+        curves = {spec: main_knob(get_policy(spec)) for spec in specs if ("+" in spec) is over}
+        for depth in range(min(most, max((len(values) for _, values in curves.values()), default=0))):
+            for spec, (knob, values) in curves.items():
+                if depth < len(values):
+                    settings = {knob: values[depth]} if knob else {}
+                    found += [Cell(task, spec, settings, named(spec, knob, values[depth])) for task in tasks]
+    return [cell for cell in found if _allowed(cell)]
+
+
+def named(spec: str, knob: str, value: Any) -> str:
+    """A point of a frontier in words."""
+    return f"{spec} {knob}={'none' if value is None else value}" if knob else spec
+
+
+def _allowed(cell: Cell) -> bool:
+    try:
+        resolve(cell.policy, settings_of(cell.task, cell.policy, cell.settings))
+    except TacgError:
+        return False
+    return True
+
+
+# --- what rows say ---------------------------------------------------------------------------------------------------
+
+
+def standings(rows: Iterable[ResultRow]) -> list[ResultRow]:
+    """The rows of an arena, one for each point, with what can be said of them.
+
+    spec, knob, value  the point; `default` if its value is the policy's own
+    quality            the accuracy, as `choose` and `front` call it
+    base               `schedule` at one token a step, with paired differences to it
+    aup                of the whole curve of the decoder on this task, from one token a step on
+    over, saved, gained, …  the policy beneath a wrapper, and what is gained over its whole frontier
+    """
+    points = _points(rows)
+    bases = {row["spec"]: row["over"] for row in points if row["over"]}
+    found = []
+    for task in dict.fromkeys(row["task"] for row in points):
+        mine = over_frontiers([row for row in points if row["task"] == task], bases)
+        careful = next((row for row in mine if row["spec"] == CAREFUL and row["default"]), None)
+        areas = _areas(mine, careful)
+        found += [row | {"aup": areas[row["spec"]]} | (paired(row, careful) if careful else {}) for row in mine]
+    return found
+
+
+def _points(rows: Iterable[ResultRow]) -> list[ResultRow]:
+    """One row for each task, decoder and value: of the newest model and seed, with the most problems of the task."""
+    there = [row for row in rows if "item_positions" in row]  # the others are of other experiments
+    known: dict[tuple[str, str, Any], ResultRow] = {}
+    most: dict[str, int] = {}
+    for row in (row for row in there if _sample_of(row) == _sample_of(there[-1])):
+        spec = row["policy"].partition("(")[0]
+        policy = get_policy(spec)
+        knob, values = main_knob(policy)
+        value = row["settings"].get(knob, values[0])
+        tags = {
+            "spec": spec, "knob": knob, "value": value, "default": value == values[0], "name": named(spec, knob, value),
+            "over": policy.base.label if isinstance(policy, Wrapper) else None, "quality": row["accuracy"],
+        }  # fmt: skip
+        known[row["task"], spec, value] = row | tags
+        most[row["task"]] = max(row["n"], most.get(row["task"], 0))
+    order = {name: place for place, name in enumerate(decoders())}
+    kept = [row for row in known.values() if row["n"] == most[row["task"]]]
+    return sorted(kept, key=lambda row: (row["task"], order.get(row["spec"], len(order)), row["steps"]))
+
+
+def _sample_of(row: ResultRow) -> list[Any]:
+    return [row.get(name) for name in ("model", "weights", "dtype", "seed", "split")]
+
+
+def _areas(rows: Sequence[ResultRow], careful: ResultRow | None) -> dict[str, float]:
+    """AUP by decoder. The slowest point is that of one token a step, the best accuracy that of any decoder."""
+    best = 100 * max(row["accuracy"] for row in rows)
+    curves: dict[str, set[tuple[float, float]]] = {}
+    for row in rows:
+        curve = curves.setdefault(row["spec"], {(careful["tpf"], 100 * careful["accuracy"])} if careful else set())
+        curve.add((row["tpf"], 100 * row["accuracy"]))
+    return {spec: aup(sorted(points), best=best) for spec, points in curves.items()}
+
+
+def best_points(rows: Sequence[ResultRow], give: float) -> list[ResultRow]:
+    """The point to use of each decoder on one task, the best decoder first.
+
+    It is the one with the fewest steps among those at most `give` below the best accuracy of all decoders. A decoder
+    that never gets there is shown by its most accurate point, behind the others.
+    """
+    bar = max(row["accuracy"] for row in rows) - give
+    found = []
+    for spec in dict.fromkeys(row["spec"] for row in rows):
+        mine = [row for row in rows if row["spec"] == spec]
+        good = [row for row in mine if row["accuracy"] >= bar]
+        found.append(min(good, key=_fewest_steps) if good else min(mine, key=_most_accurate))
+    return sorted(found, key=lambda row: (row["accuracy"] < bar, *_order(row, bar)))
+
+
+def _order(row: ResultRow, bar: float) -> tuple[float, float]:
+    return _fewest_steps(row) if row["accuracy"] >= bar else _most_accurate(row)
+
+
+def _fewest_steps(row: ResultRow) -> tuple[float, float]:
+    return row["steps"], -row["accuracy"]
+
+
+def _most_accurate(row: ResultRow) -> tuple[float, float]:
+    return -row["accuracy"], row["steps"]
+
+
+def against_default(rows: Sequence[ResultRow], points: Sequence[ResultRow]) -> list[Mapping[str, ResultRow]]:
+    """What points of one task gain over the whole frontier of `confidence`: at equal steps and at equal positions."""
+    base = [row for row in rows if row["spec"] == DEFAULT_BASE]
+    return [
+        {cost: row | against_frontier(row, base, cost) for cost in ("steps", "positions")}
+        for row in points if base and row["spec"] != DEFAULT_BASE
+    ]  # fmt: skip

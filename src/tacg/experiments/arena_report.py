@@ -1,0 +1,147 @@
+"""The arena in words, tables and a page that sorts and filters. Nothing is measured here: rows say it all."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from tacg.experiments.arena import CAREFUL, GATE, against_default, best_points
+from tacg.files import write_file
+from tacg.policies.base import DEFAULT_BASE
+from tacg.records.tables import Section, Table, accuracy, change, gain, provenance
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from tacg.records.rows import ResultRow
+
+GIVE = 0.02  # what speed may cost: accuracy below the best of all decoders, as a share
+WORDS = f"""Every registered decoder, each over its main knob, and `{GATE}` over each, on the same problems. `{GATE}`
+alone is over `{DEFAULT_BASE}`. Drawn from rows by `tacg arena`; nothing is typed in. Forwards, positions and auxiliary
+forwards are those of one problem on average: a branch that looks ahead is a forward of its own, and positions are all
+that the model computed. Tokens per second are wall time, and other processes may have had their share of the cores."""
+BEST = """The setting to use of each decoder: the fewest steps among those at most {give:g} points below the best
+accuracy of all decoders. Decoders that do not get there follow, each with its most accurate setting. Settings were
+picked on the problems that they are shown on, so the top of the table is a little lucky; `tacg recommend` picks on
+other problems. Δ: to `{careful}` with one token per step, paired by problem. AUP: the area under
+accuracy over TPF of the whole curve (d3LLM)."""
+FRONTIERS = """What these settings gain over `{base}` at *every* threshold, with straight lines between the measured
+ones: steps saved at equal accuracy and accuracy gained at equal steps, then the same for computed positions. A decoder
+that looks ahead needs fewer rounds, and pays for them in positions."""
+OVER = """`{gate}+X` with the default of X's main knob against X at every value of that knob. The last column counts the
+values of the knob at which the accuracy gained is above 0 by its 95 % interval, and those at which it is below."""
+POINTS = "Every point, fast ones first: the value of the main knob, accuracy in percent, steps."
+SHOWN = (
+    "task", "spec", "name", "knob", "value", "default", "over", "accuracy", "accuracy_ci", "steps", "tpf", "n",
+    "tokens_per_position", "tokens_per_second", "seconds", "aup", "correct",
+)  # fmt: skip
+
+
+def write_arena(rows: Sequence[ResultRow], report: Path, page: Path, give: float = GIVE) -> None:
+    """Write the report and the page of standings."""
+    parts = sections(rows, give)
+    write_file(report, "\n".join([f"# The arena\n\n{WORDS}\n", *(each.markdown(report) for each in parts)]))
+    write_file(page, page_of(rows))
+
+
+def sections(rows: Sequence[ResultRow], give: float = GIVE) -> list[Section]:
+    """One section for each task."""
+    return [_section([row for row in rows if row["task"] == task], task, give) for task in tasks_of(rows)]
+
+
+def tasks_of(rows: Sequence[ResultRow]) -> list[str]:
+    """The tasks of rows, in order."""
+    return list(dict.fromkeys(row["task"] for row in rows))
+
+
+def _section(rows: Sequence[ResultRow], task: str, give: float) -> Section:
+    words = {"give": 100 * give, "careful": CAREFUL, "base": DEFAULT_BASE, "gate": GATE}
+    made = [best_table(rows, give), frontier_table(rows, give), gate_table(rows), point_table(rows)]
+    text = "\n\n".join(part.format(**words) for part in (BEST, FRONTIERS, OVER, POINTS))
+    return Section(task, text, [table for table in made if table.lines], (), provenance(rows))
+
+
+def best_table(rows: Sequence[ResultRow], give: float = GIVE) -> Table:
+    """One line for each decoder of a task, the one to use first."""
+    second = any(row["auxiliary_forwards"] for row in rows)
+    lines = [
+        (
+            row["spec"], point(row), accuracy(row), change(row, "accuracy", 100), f"{row['steps']:.1f}",
+            f"{row['tpf']:.2f}", f"{row['forwards'] / row['n']:.1f}",
+            *[f"{row['auxiliary_forwards'] / row['n']:.1f}"] * second, f"{row['positions'] / row['n']:.0f}",
+            f"{row['tokens_per_position']:.4f}", f"{row['tokens_per_second']:.0f}", f"{row['aup']:.0f}",
+        )
+        for row in best_points(rows, give)
+    ]  # fmt: skip
+    columns = (
+        "decoder", "setting", "accuracy %", "Δ accuracy", "steps", "TPF", "forwards", *["auxiliary"] * second,
+        "positions", "tokens/position", "tokens/s", "AUP",
+    )  # fmt: skip
+    return Table(f"{rows[0]['task']}: which decoder?", columns, tuple(lines))
+
+
+def frontier_table(rows: Sequence[ResultRow], give: float = GIVE) -> Table:
+    """The same settings against the whole frontier of confidence, in steps and in computed positions."""
+    lines = [
+        (
+            found["steps"]["spec"], point(found["steps"]),
+            *(gain(found[cost], name) for cost in ("steps", "positions") for name in ("saved", "gained")),
+        )
+        for found in against_default(rows, best_points(rows, give))
+    ]  # fmt: skip
+    columns = ("decoder", "setting", "steps saved %", "at equal steps", "positions saved %", "at equal positions")
+    return Table(f"{rows[0]['task']}: against every threshold of {DEFAULT_BASE}", columns, tuple(lines))
+
+
+def gate_table(rows: Sequence[ResultRow]) -> Table:
+    """TACG over each decoder against the whole frontier of that decoder."""
+    lines = []
+    for row in rows:
+        if row["spec"].startswith(GATE) and row["default"] and "saved" in row:
+            curve = [each for each in rows if each["spec"] == row["spec"]]
+            above = sum(each["gained_ci"][0] > 0 for each in curve)
+            below = sum(each["gained_ci"][1] < 0 for each in curve)
+            count = f"{above} above, {below} below, of {len(curve)}"
+            lines.append((
+                row["spec"], row["over"], accuracy(row), f"{row['steps']:.1f}", gain(row, "saved"), gain(row, "gained"),
+                count,
+            ))  # fmt: skip
+    columns = ("gate", "over", "accuracy %", "steps", "steps saved %", "accuracy gained", "values")
+    return Table(f"{rows[0]['task']}: TACG over each", columns, tuple(lines))
+
+
+def point_table(rows: Sequence[ResultRow]) -> Table:
+    """The whole frontier of each decoder in one line."""
+    lines = []
+    for spec in dict.fromkeys(row["spec"] for row in rows):
+        mine = [row for row in rows if row["spec"] == spec]
+        points = (f"{value_of(row)}: {100 * row['accuracy']:.1f} in {row['steps']:.1f}" for row in mine)
+        lines.append((spec, mine[0]["knob"], " · ".join(points)))
+    return Table(f"{rows[0]['task']}: every point", ("decoder", "knob", "points"), tuple(lines))
+
+
+def point(row: ResultRow) -> str:
+    """The setting of a row: its main knob and value."""
+    return f"{row['knob']}={value_of(row)}" if row["knob"] else "defaults"
+
+
+def value_of(row: ResultRow) -> str:
+    """The value of the main knob, as it is typed."""
+    return "none" if row["value"] is None else str(row["value"])
+
+
+def page_of(rows: Sequence[ResultRow]) -> str:
+    """One HTML file with all points in it: a table that sorts, a chart that filters; it loads nothing."""
+    shown = [{name: row[name] for name in SHOWN} | _of_one(row) for row in rows]
+    data = json.dumps({"note": provenance(rows), "rows": shown}).replace("<", "\\u003c")  # nothing ends the script
+    page = resources.files("tacg").joinpath("experiments", "arena.html").read_text(encoding="utf-8")
+    style = resources.files("tacg").joinpath("trace", "canvas.css").read_text(encoding="utf-8")
+    return page.replace("/*CANVAS.CSS*/", style, 1).replace("/*ROWS*/", data, 1)
+
+
+def _of_one(row: ResultRow) -> dict[str, Any]:
+    """Counts of one problem on average."""
+    counted = {"forwards": "forwards", "positions": "positions", "auxiliary": "auxiliary_forwards"}
+    return {name: row[total] / row["n"] for name, total in counted.items()}

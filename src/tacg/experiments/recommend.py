@@ -1,0 +1,313 @@
+"""Which decoder, with which knobs, for this model and these problems? Many candidates on few problems, few on many.
+
+What is sought has the fewest steps among those whose quality is at most `give` below the best. Quality is accuracy, or
+without labels agreement with one token a step. Successive halving: after each round the candidates that are most
+likely as good as what is sought go on to more problems. All see the same problems, and the winner is shown on others.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from tacg.engine.request import resolve
+from tacg.errors import TacgError
+from tacg.experiments.arena import main_knob, named
+from tacg.experiments.compare import takes
+from tacg.experiments.grid import Cell, Sample, run
+from tacg.experiments.tune import by_agreement
+from tacg.policies import get_policy
+from tacg.policies.base import DEFAULT_BASE
+from tacg.records.stats import paired_bootstrap
+from tacg.records.tables import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from tacg.experiments.grid import Tick
+    from tacg.llm import LLM
+    from tacg.records.rows import Ledger, ResultRow
+    from tacg.tasks import Task
+
+FIRST, GROWTH = 8, 2  # problems of the first round; each one leaves a half that then sees as many again
+NEAR = 0.1  # more steps than what is sought has, as a share, that make no difference
+VALUES = 3  # of a main knob: the default and its neighbours
+FINALISTS = 5
+OPENING = 0.4  # share of the budget for the first round, which tries everything
+UNSEEN = 0.15  # share of the budget for problems that nothing was chosen on
+MOST = 1000  # problems to choose on, and to show the winner on
+
+
+@dataclass
+class Candidate:
+    """A decoder with its knobs, and what it has done so far: quality and steps, problem by problem."""
+
+    spec: str
+    settings: dict[str, Any]
+    name: str
+    quality: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def pace(self) -> float:
+        """Seconds per problem."""
+        return self.seconds / max(len(self.steps), 1)
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """Quality and steps."""
+        return float(np.mean(self.quality)), float(np.mean(self.steps))
+
+
+class Problems(Protocol):
+    """What candidates are tried on. `most`: problems to choose on. `unseen`: on others, which nobody has chosen on."""
+
+    @property
+    def most(self) -> int:
+        """How many there are to choose on."""
+        ...
+
+    def attempt(self, candidate: Candidate, n: int, skip: int) -> ResultRow:
+        """Decode `n` problems behind the first `skip`: a row with item_quality, item_steps and seconds."""
+        ...
+
+    def unseen(self, candidate: Candidate, n: int, seen: int) -> ResultRow:
+        """The same on at most `n` problems that are not among the first `seen`."""
+        ...
+
+
+def split_to_choose_on(task: Task) -> str:
+    """The dev split; of a set that has none, the test split."""
+    try:
+        next(task.problems("dev", 1))
+    except TacgError:
+        return "test"
+    return "dev"
+
+
+@dataclass(frozen=True)
+class Graded:
+    """Problems of a task: chosen on the dev split, shown on the test split. A set without one is shared out."""
+
+    llm: LLM
+    task: Task
+    ledger: Ledger
+    seed: int = 0
+    batch_size: int = 32
+    tick: Tick | None = None
+
+    @functools.cached_property
+    def size(self) -> int | None:
+        """Problems of a set that has a test split only."""
+        if split_to_choose_on(self.task) == "dev":
+            return None
+        return sum(1 for _ in self.task.problems("test"))
+
+    @property
+    def most(self) -> int:
+        """Two thirds of a set."""
+        return MOST if self.size is None else 2 * self.size // 3
+
+    def attempt(self, candidate: Candidate, n: int, skip: int) -> ResultRow:
+        """Accuracy is the quality."""
+        return self._row(candidate, Sample(n, self.seed, split_to_choose_on(self.task), self.batch_size, skip))
+
+    def unseen(self, candidate: Candidate, n: int, seen: int) -> ResultRow:
+        """Of the test split, or what is left of the set."""
+        if self.size is None:
+            return self._row(candidate, Sample(n, self.seed, "test", self.batch_size))
+        return self._row(candidate, Sample(min(n, self.size - seen - 1), self.seed, "test", self.batch_size, seen))
+
+    def _row(self, candidate: Candidate, sample: Sample) -> ResultRow:
+        cell = Cell(self.task, candidate.spec, candidate.settings, candidate.name)
+        (row,) = run(self.llm, [cell], sample, self.ledger, self.tick)
+        return row | {"item_quality": [float(mark == "1") for mark in row["correct"]]}
+
+
+@dataclass(frozen=True)
+class Agreeing:
+    """Prompts without labels: quality is agreement with one token a step. The last third is kept for the end."""
+
+    llm: LLM
+    prompts: Sequence[str]
+    lengths: dict[str, Any]
+    ledger: Ledger
+    batch_size: int = 32
+    tick: Tick | None = None
+
+    @property
+    def most(self) -> int:
+        """Two thirds of the prompts, at least one."""
+        return max(2 * len(self.prompts) // 3, 1)
+
+    def attempt(self, candidate: Candidate, n: int, skip: int) -> ResultRow:
+        """Agreement with the careful answers."""
+        prompts, decode = self.prompts[skip : skip + n], self.lengths | candidate.settings
+        judge = by_agreement(self.llm, prompts, candidate.spec, decode, self.ledger, self.tick, self.batch_size)
+        return judge({}, candidate.name)
+
+    def unseen(self, candidate: Candidate, n: int, seen: int) -> ResultRow:
+        """Of those behind the ones to choose on; of a single prompt, that one."""
+        return self.attempt(candidate, n, self.most if len(self.prompts) > self.most else 0)
+
+
+def short_list(
+    specs: Sequence[str], lengths: Mapping[str, Any], fixed: Mapping[str, Any], values: int = VALUES
+) -> list[Candidate]:
+    """Every decoder at its defaults, then all at the next value of their main knob, and so on.
+
+    lengths  of the problems' answers; a value that these do not allow is left out
+    fixed    settings of all decoders that have them; a main knob that is fixed does not move
+    """
+    found = []
+    for depth in range(values):
+        for spec in specs:
+            knob, grid = main_knob(get_policy(spec))
+            mine = takes(spec, fixed)
+            moves = knob not in {"", *mine}
+            if depth < (len(grid) if moves else 1):
+                settings = mine | ({knob: grid[depth]} if moves else {})
+                if _allowed(spec, {**lengths, **settings}):
+                    found.append(Candidate(spec, settings, named(spec, knob, grid[depth]) if moves else spec))
+    return found
+
+
+def _allowed(spec: str, settings: Mapping[str, Any]) -> bool:
+    try:
+        resolve(spec, dict(settings))
+    except TacgError:
+        return False
+    return True
+
+
+@dataclass
+class Race:
+    """Successive halving under a budget of seconds. Nobody who was not tried is said to have lost.
+
+    finalists  those that saw all `seen` problems
+    untried    those that the budget had no time for
+    refused    why decoders cannot run on this model, by name
+    """
+
+    problems: Problems
+    give: float
+    budget: float
+    clock: Callable[[], float] = time.monotonic
+    finalists: list[Candidate] = field(default_factory=list)
+    untried: list[Candidate] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    seen: int = 0
+
+    def run(self, candidates: Sequence[Candidate]) -> Candidate:
+        """The candidate to use."""
+        end = self.clock() + self.budget * (1 - UNSEEN)
+        self._open(candidates, self.clock() + self.budget * OPENING)
+        while len(self.finalists) > 1 and (size := self._next(end)):
+            self.finalists = [candidate for candidate in self.finalists if self._try(candidate, size)]
+            self.seen += size
+        if not self.finalists:
+            raise TacgError(f"No decoder can be tried: {next(iter(self.refused.values()), 'none was named')}")
+        return self.ranked()[0]
+
+    def _open(self, candidates: Sequence[Candidate], until: float) -> None:
+        """Try everything on the same few problems, in order, as long as there is time."""
+        size = min(FIRST, self.problems.most)
+        for candidate in candidates:
+            if self.finalists and self.clock() >= until:
+                self.untried.append(candidate)
+            elif self._try(candidate, size):
+                self.finalists.append(candidate)
+        self.seen = size
+
+    def _try(self, candidate: Candidate, n: int) -> bool:
+        if candidate.spec in self.refused:
+            return False
+        try:
+            row = self.problems.attempt(candidate, n, self.seen)
+        except TacgError as error:
+            self.refused[candidate.spec] = str(error)
+            return False
+        candidate.quality += row["item_quality"]
+        candidate.steps += row["item_steps"]
+        candidate.seconds += row["seconds"]
+        return True
+
+    def ranked(self) -> list[Candidate]:
+        """Those that are still in, the likeliest first."""
+        chance = chances(self.finalists, self.give)
+        order = sorted(range(len(chance)), key=lambda place: (-chance[place], self.finalists[place].means[1]))
+        return [self.finalists[place] for place in order]
+
+    def _next(self, end: float) -> int:
+        """Keep the likeliest, as many as there is time for; how many more problems they see. 0: no more."""
+        keep, left = self.ranked(), end - self.clock()
+        keep = keep[: max(-(-len(keep) // GROWTH), FINALISTS)]
+        size = min((GROWTH - 1) * self.seen, self.problems.most - self.seen)
+        while len(keep) > FINALISTS and sum(each.pace for each in keep) * size > left / 2:
+            keep.pop()
+        size = min(size, int(left / max(sum(each.pace for each in keep), 1e-9)))
+        if size < min(FIRST, self.problems.most - self.seen) or size < 1:
+            return 0
+        self.finalists = keep
+        return size
+
+
+def chances(candidates: Sequence[Candidate], give: float, rounds: int = 2000) -> NDArray[np.float64]:
+    """How likely each is as good as what is sought: at most `give` worse, with at most a share `NEAR` more steps.
+
+    All have seen the same problems. A Bayesian bootstrap: problems get random weights, the same for all, and each
+    candidate has one more right and one more wrong answer of its own, so that eight right ones out of eight are not
+    taken for certain. Being close is what counts: of neighbours on a frontier none would ever be likely the best.
+    """
+    quality = np.array([each.quality for each in candidates])
+    steps = np.array([each.steps for each in candidates], dtype=np.float64)
+    rng = np.random.default_rng(0)
+    weights = rng.exponential(size=(rounds, quality.shape[1]))
+    right, wrong = rng.exponential(size=(2, rounds, len(candidates)))
+    total = weights.sum(axis=1, keepdims=True)
+    drawn, pace = (weights @ quality.T + right) / (total + right + wrong), weights @ steps.T / total
+    sought = np.where(drawn >= drawn.max(axis=1, keepdims=True) - give, pace, np.inf).argmin(axis=1, keepdims=True)
+    as_good = drawn >= np.take_along_axis(drawn, sought, axis=1) - give
+    as_fast = pace <= np.take_along_axis(pace, sought, axis=1) * (1 + NEAR)
+    found: NDArray[np.float64] = (as_good & as_fast).mean(axis=0)
+    return found
+
+
+def shown(race: Race, chosen: Candidate, fixed: Mapping[str, Any]) -> list[ResultRow]:
+    """Rows of the one to use, and of `confidence` as it is, on problems that nothing was chosen on.
+
+    As many as a last share of the budget has time for.
+    """
+    n = max(FIRST, min(MOST, int(race.budget * UNSEEN / 2 / max(chosen.pace, 1e-9))))
+    usual = Candidate(DEFAULT_BASE, takes(DEFAULT_BASE, fixed), f"{DEFAULT_BASE}, defaults")
+    rows = [race.problems.unseen(each, n, race.seen) | {"name": each.name} for each in (chosen, usual)]
+    return [row | {"quality": float(np.mean(row["item_quality"]))} for row in rows]
+
+
+def unseen_table(rows: Sequence[ResultRow]) -> Table:
+    """What was chosen beside what it is compared with, paired by problem."""
+    lines = []
+    for row in rows:
+        low, high = paired_bootstrap(row["item_quality"], rows[-1]["item_quality"])
+        difference = 100 * (row["quality"] - rows[-1]["quality"])
+        change = "" if row is rows[-1] else f"{difference:+.1f} ({100 * low:+.1f}…{100 * high:+.1f})"
+        lines.append((row["name"], f"{100 * row['quality']:.1f}", change, f"{row['steps']:.1f}"))
+    title = f"on {len(rows[0]['item_quality'])} problems that nothing was chosen on"
+    return Table(title, ("decoder", "quality %", "Δ quality", "steps"), tuple(lines))
+
+
+def evidence(race: Race, title: str) -> Table:
+    """The finalists on the problems that were chosen on, the one to use first."""
+    ranked = race.ranked()
+    lines = []
+    for each, share in zip(ranked, chances(ranked, race.give), strict=True):
+        quality, steps = each.means
+        lines.append((each.name, f"{100 * quality:.1f}", f"{steps:.1f}", f"{100 * share:.0f}", f"{each.pace:.2f}"))
+    return Table(title, ("decoder", "quality %", "steps", "likely as good %", "s per problem"), tuple(lines))
