@@ -17,13 +17,17 @@ KNOWN = {
     "llada": "LLaDA-8B Base and Instruct, LLaDA-1.5, LLaDA-MoE-7B-A1B",
     "Dream": "Dream-7B, Dream-Coder, DiffuCoder",
     "llada2_moe": "LLaDA2.0-mini and -flash",
+    "bert": "BERT and its relatives (BertForMaskedLM)",
+    "roberta": "RoBERTa",
+    "albert": "ALBERT",
+    "modernbert": "ModernBERT",
 }
 
 
 def main(
     as_json: Json = False,
 ) -> None:
-    """List built-in models and the families that load from a directory or hub id."""
+    """List built-in models and the families that load from a directory or hub id; `tacg judges` lists more."""
     from tacg.models.loading import BUILT_IN, FAMILIES
 
     families = {kind: {"checkpoints": names, "supported": kind in FAMILIES} for kind, names in KNOWN.items()}

@@ -38,26 +38,31 @@ class RmsNorm(nn.Module):
 class PackedRows:
     """How packed tokens split into rows: the rotation of each token, and attention within rows.
 
-    spans   of the rows; `block` makes attention block-causal
-    rotary  how many dimensions of a head turn with the position
-    wide    rotate in float32 (as LLaDA does) rather than in the activations' type
+    spans     of the rows; `block` makes attention block-causal, `window` lets it see so many positions to each side
+    rotary    how many dimensions of a head turn with the position
+    wide      rotate in float32 (as LLaDA does) rather than in the activations' type
+    position  int64 [N], of each token in its row
     """
 
     def __init__(
         self, spans: Sequence[Span], rotary: int, theta: float, device: torch.device, *,
-        wide: bool, block: int | None = None,
+        wide: bool, block: int | None = None, window: int | None = None,
     ) -> None:  # fmt: skip
         self.spans, self.wide = spans, wide
-        position = torch.cat([torch.arange(span.start, span.stop, device=device) for span in spans])
+        self.position = position = torch.cat([torch.arange(span.start, span.stop, device=device) for span in spans])
         frequency = 1.0 / theta ** (torch.arange(0, rotary, 2, device=device).float() / rotary)
         angle = (position.float()[:, None] * frequency).repeat(1, 2)[:, None, :]
         self.cos, self.sin = angle.cos(), angle.sin()
-        plain = block is None and all(span.cache is None and span.reach == span.stop for span in spans)
+        plain = block is window is None and all(span.cache is None and span.reach == span.stop for span in spans)
         # Neighbours of equal length attend in one call.
         self.runs = (
             [(len(list(rows)), length) for length, rows in groupby(len(span) for span in spans)] if plain else None
         )
-        self.masks = [None if block is None else _block_causal(span, block, device) for span in spans]
+        self.masks = [
+            _window(span, window, device) if window is not None
+            else None if block is None else _block_causal(span, block, device)
+            for span in spans
+        ]  # fmt: skip
 
     def rotate(self, x: Tensor) -> Tensor:
         """Rotary embedding of x [N, H, D]; dimensions beyond the rotary ones pass through."""
@@ -99,6 +104,14 @@ def _block_causal(span: Span, block: int, device: torch.device) -> Tensor | None
     return torch.arange(span.reach, device=device)[None, :] // block <= query[:, None]
 
 
+def _window(span: Span, window: int, device: torch.device) -> Tensor | None:
+    """bool [span, reach]: a position sees as far as `window` to each side. None where that is everything."""
+    if max(span.stop - 1, span.reach - 1 - span.start) <= window:
+        return None
+    query = torch.arange(span.start, span.stop, device=device)
+    return (torch.arange(span.reach, device=device)[None, :] - query[:, None]).abs() <= window
+
+
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """[B, T, H, D] and keys and values [B, S, KV, D] -> [B, T, H * D]."""
     grouped = q.shape[2] != k.shape[2]
@@ -124,31 +137,41 @@ class Network(nn.Module):
         """Where the weights are."""
         return self.table.device
 
+    def placed(self, name: str) -> tuple[str, int | None] | None:
+        """Where a tensor of the checkpoint goes: parameter and expert. None: nowhere."""
+        return name, None
+
     def hidden(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Hidden states [P, D] at `select`, behind the last norm: `head` makes logits of them (see `Denoiser`)."""
         raise NotImplementedError
 
     def head(self, hidden: Tensor) -> Tensor:
-        """[P, D] -> [P, V]. Few rows are filled up, so that rounding does not depend on their number."""
-        missing = max(0, STEADY_ROWS - len(hidden))
-        return F.linear(F.pad(hidden, (0, 0, 0, missing)), self.table)[: len(hidden)]
+        """[P, D] -> [P, V]."""
+        return steady_linear(hidden, self.table)
 
     def forward(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Logits [P, V] at `select` (see `Denoiser`)."""
         return self.head(self.hidden(tokens, spans, select))
 
 
+def steady_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[P, D] -> [P, V]. Few rows are filled up, so that rounding does not depend on their number."""
+    missing = max(0, STEADY_ROWS - len(x))
+    return F.linear(F.pad(x, (0, 0, 0, missing)), weight, bias)[: len(x)]
+
+
+def steady_rows(tokens: Tensor, spans: Sequence[Span]) -> tuple[Tensor, Sequence[Span]]:
+    """Very small batches filled up with a row that nobody reads, so that rounding does not depend on their size."""
+    missing = STEADY_ROWS - len(tokens)
+    return (F.pad(tokens, (0, missing)), [*spans, Span(0, missing, missing)]) if missing > 0 else (tokens, spans)
+
+
 def denoise(
     tokens: Tensor, spans: Sequence[Span], select: Tensor, *, embed: nn.Module, layers: nn.Module, norm: nn.Module,
     rotary: int, theta: float, wide: bool = False, block: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """The way of every family: embed, pass the layers, norm: hidden states [P, D] at `select` (see `Rows`).
-
-    Very small batches are filled up with a row that nobody reads, so that rounding does not depend on their size.
-    """
-    missing = STEADY_ROWS - len(tokens)
-    if missing > 0:
-        tokens, spans = F.pad(tokens, (0, missing)), [*spans, Span(0, missing, missing)]
+    """The way of every decoder-like family: embed, pass the layers, norm: hidden states [P, D] at `select`."""
+    tokens, spans = steady_rows(tokens, spans)
     rows = PackedRows(spans, rotary, theta, tokens.device, wide=wide, block=block)
     x = embed(tokens)
     for number, layer in enumerate(layers.children()):
