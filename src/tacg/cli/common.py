@@ -25,7 +25,7 @@ DEFAULT_MODEL = "pocket"
 LONG = {"correct", "item_steps", "commits_by_step"}  # columns that hold a value for every problem
 
 # Options that several verbs take, in the same words.
-Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, directory or hub id.")]
+Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, judge, directory or hub id.")]
 SettingOptions = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any knob of the policy or the decode; repeatable."),

@@ -60,4 +60,5 @@ class Row:
             commits=tuple(self.commits),
             error=error,
             positions=self.positions,
+            given=sum(token != mask_id for token in given[: len(tokens)]),
         )

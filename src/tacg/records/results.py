@@ -27,7 +27,7 @@ HEADER = {
 }
 ROW = {
     "number": COUNT, "id": str, "correct": bool, "score": Number(0, 1), "steps": SOME, "forwards": SOME,
-    "tokens": COUNT, "text": str, "pace": [COUNT], "strict?": bool,
+    "tokens": COUNT, "text": str, "pace": [COUNT], "strict?": bool, "valid?": bool,
 }  # fmt: skip
 
 
@@ -36,7 +36,7 @@ class Item:
     """One problem, decoded and graded.
 
     pace    by how many positions each step got ahead: what it committed, less what it masked again
-    strict  see `Grade`
+    strict, valid  see `Grade`
     """
 
     id: str
@@ -48,6 +48,7 @@ class Item:
     text: str
     pace: tuple[int, ...]
     strict: bool | None = None
+    valid: bool | None = None
 
     @property
     def tpf(self) -> float:
