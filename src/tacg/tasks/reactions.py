@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.util
 import random
@@ -86,11 +85,11 @@ class Reactions(Task):
         return Grade(answer == problem.answer, hits / len(holes), valid=valid)
 
 
-@functools.lru_cache(maxsize=4)
-def _reactions(data: str | None) -> tuple[str, ...]:
+def _reactions(data: str | None) -> list[str]:
+    """All of them, each once."""
     file = SHIPPED if data is None else Path(data).expanduser()
     lines = read_text(file, "file of reactions", "pass the path of one with data=FILE").split("\n")
-    found = tuple(dict.fromkeys(line.strip() for line in lines if line.strip()))
+    found = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
     for line in found:
         if ">" not in line or "⟨" in line:
             raise TacgError(f"{file} must hold a reaction on each line, such as CCO>>CC=O; got {line[:80]!r}.")
