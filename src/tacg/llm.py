@@ -168,6 +168,15 @@ class LLM:
             raise TacgError(f"A prompt must be a text, a list of messages or a list of ids, got {prompt!r}.")
         return self.tokenizer.chat(messages) if messages else ids
 
+    def refuse_fill_only(self, what: str) -> None:
+        """Raise if the model only fills texts: a masked language model knows no end of text and no turns."""
+        spec = self.model.spec
+        if spec.before or spec.after:
+            raise TacgError(
+                f"{what} needs a model that answers prompts; {spec.name!r} is a masked language model, which fills "
+                "texts: use `llm.fill`, or `tacg eval` with a task of `tacg judges`."
+            )
+
     def text(self, tokens: Sequence[int]) -> str:
         """The answer that ids spell: up to the first EOS."""
         ends = [place for place, token in enumerate(tokens) if token in self.model.spec.eos_ids]

@@ -134,3 +134,20 @@ def test_importing_the_loader_finds_no_packages() -> None:
     code = "import tacg.models.loading, sys; print({'rxnmapper', 'rxnfp', 'antiberty'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_installing_is_pip_without_dependencies(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    from tacg.cli import judges
+
+    called: list[list[str]] = []
+
+    def pip(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        called.append(command)
+        return subprocess.CompletedProcess(command, returncode=len(called) - 1)
+
+    monkeypatch.setattr(judges.subprocess, "run", pip)
+    judges.main("rxnfp", install=True, as_json=True)
+    assert called == [[sys.executable, "-m", "pip", "install", "--no-deps", "rxnfp==0.1.0"]]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]).keys() == {"rxnfp"}
+    with pytest.raises(tacg.TacgError, match=r"pip could not install rxnfp==0.1.0"):
+        judges.main("rxnfp", install=True)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 import tacg
 from tacg.models.base import Span, whole
 from tacg.text import Tokenizer
+from tests.cli.test_cli import tacg as run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -195,3 +196,11 @@ def test_other_networks_are_refused(tmp_path: Path, kind: str, field: str, value
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(tacg.TacgError, match=told):
         tacg.load(tmp_path)
+
+
+def test_what_asks_prompts_refuses_them(tmp_path: Path) -> None:
+    theirs("Bert", SMALL).save_pretrained(tmp_path)
+    write_words(tmp_path)
+    done = run("serve", "--model", str(tmp_path), "--port", "0")
+    assert done.returncode == 2
+    assert "tacg serve needs a model that answers prompts" in done.stderr
