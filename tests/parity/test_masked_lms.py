@@ -184,7 +184,7 @@ def test_old_names_and_other_heads_are_understood(tmp_path: Path) -> None:
         ("Bert", "hidden_act", "mish", "`hidden_act` must be one of gelu"),
         ("Bert", "position_embedding_type", "relative_key", "`position_embedding_type` must be 'absolute'"),
         ("Bert", "tie_word_embeddings", False, "`tie_word_embeddings` must be True"),
-        ("Roberta", "max_position_embeddings", 2, "`max_position_embeddings` must be a whole number from 3"),
+        ("Roberta", "max_position_embeddings", 2, "`max_position_embeddings` must be a whole number from 18"),
         ("Albert", "num_hidden_groups", 9, "`num_hidden_groups` must be a whole number from 1 to 3"),
         ("ModernBert", "layer_types", ["full_attention"], "`layer_types` must name one of full_attention"),
     ],

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tacg.cli.common import Json, print_json
 from tacg.errors import TacgError, unknown
+
+if TYPE_CHECKING:
+    from tacg.models.judges import JudgeModel
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -44,7 +47,7 @@ def main(
         _show(facts)
 
 
-def _facts(judge: Any) -> dict[str, Any]:
+def _facts(judge: JudgeModel) -> dict[str, Any]:
     return {
         "about": judge.about,
         "domain": judge.domain,

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from tacg.errors import TacgError
 from tacg.models.fields import Fields, short
-from tacg.models.layers import Network, PackedRows, steady_linear, steady_rows
+from tacg.models.layers import STEADY_ROWS, Network, PackedRows, steady_linear, steady_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -118,7 +118,7 @@ class BertConfig:
             activation=activation(config, "hidden_act"),
             table_size=fields.size("vocab_size"),
             types=fields.size("type_vocab_size", 2),
-            positions=fields.size("max_position_embeddings", least=first + 1),
+            positions=fields.size("max_position_embeddings", least=first + STEADY_ROWS),
             first=first,
             norm_eps=fields.number("layer_norm_eps", 1e-12),
             narrow=albert,

@@ -28,7 +28,7 @@ LETTERS = "."
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class JudgeModel:
     """A model that a package carries.
 
     package, version  what pip installs; other versions will do if they carry the same files
@@ -110,7 +110,7 @@ _REACTION_WORDS = "399868a653e85549ce150af4a1f6cd2776240c6a3d951ced2120565f00f02
 JUDGES = {
     judge.name: judge
     for judge in (
-        Judge(
+        JudgeModel(
             "rxnmapper", "rxnmapper", "0.4.3", "ALBERT of 12 layers by 256 (Schwaller et al., 2021)",
             "chemical reactions (SMILES)", "MIT", "https://github.com/rxn4chemistry/rxnmapper", 3_212_952,
             (
@@ -120,7 +120,7 @@ JUDGES = {
             ),
             SMILES, "reactions",
         ),
-        Judge(
+        JudgeModel(
             "rxnfp", "rxnfp", "0.1.0", "BERT of 12 layers by 256 (Schwaller et al., 2021)",
             "chemical reactions (SMILES)", "MIT", "https://github.com/rxn4chemistry/rxnfp", 27_016_467,
             (
@@ -130,7 +130,7 @@ JUDGES = {
             ),
             SMILES, "reactions", {"model_type": "bert"},
         ),
-        Judge(
+        JudgeModel(
             "antiberty", "antiberty", "0.1.3", "BERT of 8 layers by 512 (Ruffolo et al., 2021)",
             "antibodies (amino acids)", "MIT", "https://github.com/jeffreyruffolo/AntiBERTy", 104_174_334,
             (
