@@ -82,6 +82,8 @@ class Tokenizer:
         """The ids that this tokenizer puts before and after a text, such as [CLS] and [SEP]."""
         framed = self._backend.encode("a")
         text = [place for place, added in enumerate(framed.special_tokens_mask) if not added]
+        if not text:
+            raise TacgError("The tokenizer makes no token of the text 'a'; is it the checkpoint's own?")
         return tuple(framed.ids[: text[0]]), tuple(framed.ids[text[-1] + 1 :])
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
@@ -159,6 +161,8 @@ def _framed(backend: Any, vocabulary: dict[str, int]) -> Any:
     from tokenizers import AddedToken
     from tokenizers.processors import BertProcessing
 
+    if missing := [token for token in BERT_SPECIALS if token not in vocabulary]:
+        raise ValueError(f"the vocabulary must have the token {missing[0]}")
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in BERT_SPECIALS])
     backend.post_processor = BertProcessing(*((token, vocabulary[token]) for token in ("[SEP]", "[CLS]")))
     return backend

@@ -198,6 +198,24 @@ def test_other_networks_are_refused(tmp_path: Path, kind: str, field: str, value
         tacg.load(tmp_path)
 
 
+@pytest.mark.parametrize("missing", ["[CLS]", "[UNK]", "[MASK]"])
+def test_a_vocabulary_without_special_tokens_is_refused(tmp_path: Path, missing: str) -> None:
+    theirs("Bert", SMALL).save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").write_text("\n".join(word for word in WORDS if word != missing))
+    with pytest.raises(tacg.TacgError, match=rf"vocab.txt is not a .* must have the token \{missing[:-1]}"):
+        tacg.load(tmp_path)
+
+
+def test_tokens_beyond_the_table_are_nobodys(tmp_path: Path) -> None:
+    """A tokenizer may have more special tokens than the model has rows."""
+    theirs("Bert", SMALL | {"vocab_size": SIZE - 2}).save_pretrained(tmp_path)
+    words = [*WORDS[:-2], "[unused98]", "[unused99]"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    llm = tacg.load(tmp_path)
+    assert max(llm.model.spec.unwritable) < SIZE - 2
+    assert len(llm.fill("a⟨3⟩b").commits) == 3
+
+
 def test_what_asks_prompts_refuses_them(tmp_path: Path) -> None:
     theirs("Bert", SMALL).save_pretrained(tmp_path)
     write_words(tmp_path)

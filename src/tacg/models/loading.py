@@ -299,7 +299,7 @@ def _spec(
     nobody = {*range(size)} - tokenizer.owned_ids() | {mask_id}
     if isinstance(model, MaskedLM):  # a text has no end there, and special tokens stand around it, never in it
         before, after = tokenizer.frame()
-        never = tuple(sorted(nobody | tokenizer.special_ids()))
+        never = tuple(sorted(nobody | {each for each in tokenizer.special_ids() if each < size}))
         return ModelSpec(
             name, family, size, mask_id, (), never, model.config.max_length, before=before, after=after
         )  # fmt: skip
