@@ -42,10 +42,20 @@ def test_the_share_that_is_masked(name: str) -> None:
         tokens, holes = smiles_tokens(problem.answer), problem.data["holes"]
         assert len(holes) == round(task.masked * len(tokens))  # type: ignore[attr-defined]
         assert sum(part.length for part in canvas.parts if isinstance(part, Hole)) == len(holes)
-        assert ("span" in name) == (len([part for part in canvas.parts if isinstance(part, Hole)]) == 1)
+        assert ">>" in problem.prompt, "the arrow is given"
+        runs = len([part for part in canvas.parts if isinstance(part, Hole)])
+        assert ("span" in name) == (runs <= 1 + ("⟩>>⟨" in problem.prompt))
         ids = canvas.ids(lambda text: [hash(token) for token in smiles_tokens(text)], mask_id=-1)
         wanted = [-1 if place in holes else hash(token) for place, token in enumerate(tokens)]
         assert ids == wanted, "what is given is where it was"
+
+
+def test_the_arrow_may_be_masked_too() -> None:
+    task = get_task("reactions-span", arrow=True)
+    assert task.name == "reactions-span-arrow"
+    prompts = [problem.prompt for problem in task.problems(n=50)]
+    assert all(prompt.count("⟨") == 1 for prompt in prompts)
+    assert any(">>" not in prompt for prompt in prompts)
 
 
 def test_graded_whole_by_tokens_and_by_syntax() -> None:

@@ -32,6 +32,7 @@ class Reactions(Task):
 
     masked: float = knob(0.5, "share of the tokens that is masked", low=0.05, high=0.95)
     where: str = knob("random", "which ones: anywhere, or one span", choices=("random", "span"))
+    arrow: bool = knob(False, "whether the arrow may be masked, too (rxnfp never learned to write it)")
     check: str = knob(
         "syntax", "what is valid: closed brackets and rings, or also valence", choices=("syntax", "valence")
     )
@@ -41,7 +42,7 @@ class Reactions(Task):
     def name(self) -> str:  # type: ignore[override]
         """With its knobs: a table may have rows of several."""
         share = "" if self.masked == 0.5 else f"-{100 * self.masked:.4g}"
-        return f"reactions{share}{'-span' if self.where == 'span' else ''}"
+        return f"reactions{share}{'-span' if self.where == 'span' else ''}{'-arrow' if self.arrow else ''}"
 
     @property
     def decode(self) -> Mapping[str, int]:
@@ -66,9 +67,10 @@ class Reactions(Task):
 
     def _problem(self, text: str, rng: random.Random) -> Problem:
         tokens = smiles_tokens(text)
-        count = min(max(1, round(self.masked * len(tokens))), len(tokens))
-        first = rng.randrange(len(tokens) - count + 1)
-        holes = {*range(first, first + count)} if self.where == "span" else {*rng.sample(range(len(tokens)), count)}
+        places = [place for place, token in enumerate(tokens) if self.arrow or ">" not in token]
+        count = min(max(1, round(self.masked * len(tokens))), len(places))
+        first = rng.randrange(len(places) - count + 1)
+        holes = {*(places[first : first + count] if self.where == "span" else rng.sample(places, count))}
         prompt = ""
         for hole, run in groupby(range(len(tokens)), key=holes.__contains__):
             places = list(run)
