@@ -59,4 +59,5 @@ clean:
 
 .venv/dev.stamp: .venv/run.stamp
 	$(PIP) --editable '.[test,lint]'
+	$(PIP) --no-deps rxnmapper  # a judge (docs/judges.md): its weights are read, its code is not
 	@touch $@

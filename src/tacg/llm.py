@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import torch
 
-from tacg.canvas import Canvas
+from tacg.canvas import Canvas, Hole
 from tacg.engine.events import Event, Finished
 from tacg.engine.loop import Engine, refuse_failures
 from tacg.engine.request import Request, resolve
@@ -168,6 +168,15 @@ class LLM:
             raise TacgError(f"A prompt must be a text, a list of messages or a list of ids, got {prompt!r}.")
         return self.tokenizer.chat(messages) if messages else ids
 
+    def refuse_fill_only(self, what: str) -> None:
+        """Raise if the model only fills texts: a masked language model knows no end of text and no turns."""
+        spec = self.model.spec
+        if spec.before or spec.after:
+            raise TacgError(
+                f"{what} needs a model that answers prompts; {spec.name!r} is a masked language model, which fills "
+                "texts: use `llm.fill`, or `tacg eval` with a task of `tacg judges`."
+            )
+
     def text(self, tokens: Sequence[int]) -> str:
         """The answer that ids spell: up to the first EOS."""
         ends = [place for place, token in enumerate(tokens) if token in self.model.spec.eos_ids]
@@ -193,12 +202,23 @@ class LLM:
                 yield event
 
     def request(self, prompt: Prompt, policy: Policy, decode: Decode, chat: bool | None = None) -> Request:
-        """What the engine is asked for one prompt or canvas."""
+        """What the engine is asked for one prompt or canvas.
+
+        A model that knows texts only between special tokens gets them around a canvas, unless they are there.
+        """
+        spec = self.model.spec
         if not isinstance(prompt, Canvas):
-            return Request(tuple(self.encode(prompt, chat)), policy, decode)
-        mask = self.model.spec.mask_id
+            given = tuple(self.encode(prompt, chat))
+            if not spec.before and not spec.after:
+                return Request(given, policy, decode)
+            prompt = Canvas((given, Hole(decode.gen_length)))
+        mask = spec.mask_id
         ids = prompt.ids(self.tokenizer.encode, mask)
         before = [] if prompt.prompt is None else self.encode(prompt.prompt, chat)
+        if spec.before and tuple((before or ids)[: len(spec.before)]) != spec.before:
+            before, ids = ([*spec.before, *before], ids) if before else (before, [*spec.before, *ids])
+        if spec.after and tuple(ids[-len(spec.after) :]) != spec.after:
+            ids = [*ids, *spec.after]
         start = 0 if before else ids.index(mask)
         decode = decode.replace(gen_length=len(ids) - start, early_stop=False)  # what is given behind a hole must stay
         return Request((*before, *ids[:start]), policy, decode, tuple(ids[start:]))

@@ -1,10 +1,11 @@
-"""Words to ids and back: `tokenizer.json`, and conversations as chat templates spell them."""
+"""Words to ids and back: `tokenizer.json` or what came before it, and conversations as chat templates spell them."""
 
 from __future__ import annotations
 
 import functools
 import hashlib
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from tacg import files
@@ -27,6 +28,9 @@ QWEN_PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+
+BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+UNUSED = re.compile(r"\[unused\d+\]")  # places that BERT's vocabularies keep free
 
 
 class Tokenizer:
@@ -75,6 +79,19 @@ class Tokenizer:
         same = [mine[token] == theirs[token] for token in mine.keys() & theirs.keys()]
         return all(same) and len(same) >= 0.9 * min(len(mine), len(theirs))
 
+    def special_ids(self) -> set[int]:
+        """Every id that stands for a special token, or for none yet."""
+        special = {number for number, token in self._backend.get_added_tokens_decoder().items() if token.special}
+        return special | {number for token, number in self._backend.get_vocab().items() if UNUSED.fullmatch(token)}
+
+    def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids that this tokenizer puts before and after a text, such as [CLS] and [SEP]."""
+        framed = self._backend.encode("a")
+        text = [place for place, added in enumerate(framed.special_tokens_mask) if not added]
+        if not text:
+            raise TacgError("The tokenizer makes no token of the text 'a'; is it the checkpoint's own?")
+        return tuple(framed.ids[: text[0]]), tuple(framed.ids[text[-1] + 1 :])
+
     def chat(self, messages: Sequence[Message]) -> list[int]:
         """Ids of a conversation, ready for the assistant's turn."""
         return self.encode(self.render(messages))
@@ -94,25 +111,75 @@ class Tokenizer:
 
 
 def _backend(directory: Path, config: Mapping[str, Any]) -> Any:
-    """tokenizer.json, or Qwen2's older pair of vocab.json and merges.txt (Dream)."""
+    """tokenizer.json, or an older form: vocab.json with merges.txt (Dream, RoBERTa), or BERT's vocab.txt."""
     from tokenizers import Tokenizer as Backend
 
-    path, vocabulary, merges = (directory / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
-    if not is_file(path) and not (is_file(vocabulary) and is_file(merges)):
+    names = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt")
+    path, pairs, merges, pieces = (directory / name for name in names)
+    whole, paired = is_file(path), is_file(pairs) and is_file(merges)
+    if not whole and not paired and not is_file(pieces):
         raise TacgError(f"{directory} has no tokenizer.json; copy the checkpoint's tokenizer files there.")
+    what = path if whole else pairs if paired else pieces
     try:
-        return Backend.from_file(str(path)) if path.is_file() else _byte_pairs(vocabulary, merges, config)
+        if whole:
+            return Backend.from_file(str(path))
+        return _byte_pairs(pairs, merges, config) if paired else _word_pieces(read_vocabulary(pieces), config)
+    except TacgError:
+        raise
     except BaseException as error:  # every kind of damage raises a bare Exception, or is a panic, which is none
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        what = path if path.is_file() else vocabulary
         raise TacgError(f"{what} is not a tokenizer that can be read: {str(error)[:300]}.") from None
+
+
+def read_vocabulary(path: Path) -> dict[str, int]:
+    """Ids by token: a line each."""
+    lines = files.read_text(path, "vocabulary").split("\n")
+    return {token.rstrip("\r"): number for number, token in enumerate(lines[:-1] if not lines[-1] else lines)}
+
+
+def _word_pieces(vocabulary: dict[str, int], config: Mapping[str, Any]) -> Any:
+    """BERT's own: words, and what of them is in the vocabulary, longest first."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(
+        lowercase=bool(config.get("do_lower_case", True)), strip_accents=config.get("strip_accents"),
+        handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
+    )  # fmt: skip
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return _framed(backend, vocabulary)
+
+
+def pattern_tokenizer(vocabulary: dict[str, int], pattern: str) -> Any:
+    """Every match of a regular expression is a token, and there are no spaces between them: SMILES, proteins."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    backend.decoder = decoders.Fuse()
+    return _framed(backend, vocabulary)
+
+
+def _framed(backend: Any, vocabulary: dict[str, int]) -> Any:
+    """With BERT's special tokens, and [CLS] and [SEP] around a text."""
+    from tokenizers import AddedToken
+    from tokenizers.processors import BertProcessing
+
+    if missing := [token for token in BERT_SPECIALS if token not in vocabulary]:
+        raise ValueError(f"the vocabulary must have the token {missing[0]}")
+    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in BERT_SPECIALS])
+    backend.post_processor = BertProcessing(*((token, vocabulary[token]) for token in ("[SEP]", "[CLS]")))
+    return backend
 
 
 def _byte_pairs(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> Any:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     backend = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+    if backend.token_to_id("<mask>") is not None:
+        return _roberta(backend)
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -127,6 +194,21 @@ def _byte_pairs(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> An
         (backend.add_special_tokens if made.special else backend.add_tokens)([made])
         if backend.token_to_id(token["content"]) != int(number):
             raise ValueError(f"the added token {token['content']!r} must get id {number}, got another")
+    return backend
+
+
+def _roberta(backend: Any) -> Any:
+    """GPT-2's byte pairs, with <s> and </s> around a text."""
+    from tokenizers import AddedToken, decoders, pre_tokenizers
+    from tokenizers.processors import RobertaProcessing
+
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    specials = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    backend.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False, lstrip=token == "<mask>") for token in specials]
+    )
+    end, begin = ((token, backend.token_to_id(token)) for token in ("</s>", "<s>"))
+    backend.post_processor = RobertaProcessing(end, begin, add_prefix_space=False)
     return backend
 
 

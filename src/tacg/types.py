@@ -335,6 +335,7 @@ class Output:
     commits    every commit in the order it happened
     error      why it ended early, with finish_reason "error"; else empty
     holes      of a canvas: the texts that its holes were filled with
+    given      how many of the tokens a canvas gave; the others were generated
     """
 
     text: str
@@ -350,11 +351,12 @@ class Output:
     auxiliary: int = 0
     auxiliary_positions: int = 0
     holes: tuple[str, ...] = ()
+    given: int = 0
 
     @property
     def tpf(self) -> float:
-        """Tokens per forward."""
-        return len(self.tokens) / self.forwards if self.forwards else 0.0
+        """Generated tokens per forward."""
+        return (len(self.tokens) - self.given) / self.forwards if self.forwards else 0.0
 
 
 def top(score: Tensor, among: Tensor, k: Tensor | int) -> Tensor:

@@ -25,7 +25,7 @@ DEFAULT_MODEL = "pocket"
 LONG = {"correct", "item_steps", "item_positions", "commits_by_step"}  # columns that hold a value for every problem
 
 # Options that several verbs take, in the same words.
-Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, directory or hub id.")]
+Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, judge, directory or hub id.")]
 Verifier = Annotated[
     str | None, typer.Option(help="Directory or hub id of an autoregressive model with the same tokenizer, for apd.")
 ]

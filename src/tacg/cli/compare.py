@@ -16,9 +16,11 @@ from tacg.cli.common import (
     Seed,
     SettingOptions,
     Split,
+    TaskKnobs,
     Tasks,
     Verifier,
     load_model,
+    load_task,
     present,
     progress,
     ready_directory,
@@ -31,7 +33,9 @@ tacg compare --n 100
 
 tacg compare --task pocket-math --policy confidence --policy tacg --policy tacg+klass --n 500 --json
 
-tacg compare --policy confidence --policy tacg --set threshold=0.8 --out runs/loose"""
+tacg compare --policy confidence --policy tacg --set threshold=0.8 --out runs/loose
+
+tacg compare --model rxnmapper --task reactions --policy confidence --policy tacg --n 64"""
 
 
 def main(
@@ -45,6 +49,7 @@ def main(
     split: Split = "test",
     model: Model = DEFAULT_MODEL,
     verifier: Verifier = None,
+    knob: TaskKnobs = None,
     setting: SettingOptions = None,
     batch_size: BatchSize = 32,
     out: Annotated[
@@ -58,10 +63,10 @@ def main(
     from tacg.experiments.grid import Sample
     from tacg.records.plots import draw_plane
     from tacg.records.rows import Ledger
-    from tacg.tasks import get_task, task_names
+    from tacg.tasks import task_names
 
     policies = policy or list(DEFAULT_POLICIES)
-    tasks = [get_task(name) for name in task or task_names()]
+    tasks = [load_task(name, pairs=knob or []) for name in task or task_names()]
     settings = shared_settings(policies, setting or [])
     ledger = Ledger(ready_directory(out) / "rows.jsonl" if out is not None else None)
     llm = load_model(model, verifier=verifier)

@@ -18,13 +18,17 @@ KNOWN = {
     "Dream": "Dream-7B, Dream-Coder, DiffuCoder",
     "llada2_moe": "LLaDA2.0-mini and -flash",
     "qwen2": "Qwen2 and Qwen2.5, which are autoregressive: as --verifier of Dream",
+    "bert": "BERT and its relatives (BertForMaskedLM)",
+    "roberta": "RoBERTa",
+    "albert": "ALBERT",
+    "modernbert": "ModernBERT",
 }
 
 
 def main(
     as_json: Json = False,
 ) -> None:
-    """List built-in models and the families that load from a directory or hub id."""
+    """List built-in models and the families that load from a directory or hub id; `tacg judges` lists more."""
     from tacg.models.loading import BUILT_IN, FAMILIES
 
     families = {kind: {"checkpoints": names, "supported": kind in FAMILIES} for kind, names in KNOWN.items()}

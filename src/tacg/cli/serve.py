@@ -79,6 +79,7 @@ def main(
         )  # fmt: skip
         defaults = Defaults(policy, parse_settings(policy, setting or []))
         llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+        llm.refuse_fill_only("tacg serve")
         service = Service(llm, limits, access, defaults)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
         listening = bind(host, port)

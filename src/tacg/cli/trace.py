@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tacg.cli.common import DEFAULT_MODEL, Json, Model, SettingOptions, load_model, print_json, shared_settings
 from tacg.errors import TacgError
+
+if TYPE_CHECKING:
+    from tacg.canvas import Canvas
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -66,7 +69,7 @@ def _record(
 
     if (task is None) == (len(words) != 1):
         raise TacgError(f"Say what to trace: one prompt, or --task, or .jsonl files; got {len(words)} words.")
-    prompt: str | list[dict[str, str]] = words[0] if words else ""
+    prompt: str | list[dict[str, str]] | Canvas = words[0] if words else ""
     shared = shared_settings(policies, settings)
     if task is not None:
         (problem,) = get_task(task).problems("test", 1, seed)

@@ -70,4 +70,5 @@ class Row:
             positions=self.positions,
             auxiliary=self.auxiliary,
             auxiliary_positions=self.auxiliary_positions,
+            given=sum(token != mask_id for token in given[: len(tokens)]),
         )

@@ -20,7 +20,21 @@ if TYPE_CHECKING:
     from tacg.tasks import Task
 
 DEFAULT_POLICIES = ("confidence", "tacg", "klass", "tacg+klass")
-COLUMNS = ("policy", "accuracy %", "steps", "TPF", "total TPF", "forwards", "s", "AUP", "Δ accuracy", "p", "Δ steps")
+COLUMNS = (
+    "policy",
+    "accuracy %",
+    "tokens %",
+    "valid %",
+    "steps",
+    "TPF",
+    "total TPF",
+    "forwards",
+    "s",
+    "AUP",
+    "Δ accuracy",
+    "p",
+    "Δ steps",
+)
 
 
 def compare(
@@ -66,18 +80,21 @@ def _with_base(rows: Sequence[ResultRow]) -> Iterator[ResultRow]:
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """A table a task; a difference to the base policy only where there is one, AUP if it is known."""
-    known = any("aup" in row for row in rows)
+    """A table a task; a difference to the base policy only where there is one, other columns where they are known."""
+    known, graded = any("aup" in row for row in rows), any("valid" in row for row in rows)
+    hidden = {*["AUP"] * (not known), *["tokens %", "valid %"] * (not graded)}
     made = []
     for task in dict.fromkeys(row["task"] for row in rows):
         lines = [
             (
-                row["policy"], accuracy(row), f"{row['steps']:.1f}", f"{row['tpf']:.2f}", f"{row['tpf_ratio']:.2f}",
+                row["policy"], accuracy(row),
+                *([f"{100 * row[name]:.1f}" for name in ("score", "valid") if "valid" in row] or ["", ""]) * graded,
+                f"{row['steps']:.{2 if graded else 1}f}", f"{row['tpf']:.2f}", f"{row['tpf_ratio']:.2f}",
                 str(row["forwards"]), f"{row['seconds']:.1f}",
                 *[f"{row['aup']:.0f}" if "aup" in row else ""] * known, change(row, "accuracy", 100),
                 f"{row['mcnemar_p']:.2g}" if row.get("base") else "", change(row, "steps"),
             )
             for row in rows if row["task"] == task
         ]  # fmt: skip
-        made.append(Table(task, tuple(name for name in COLUMNS if known or name != "AUP"), tuple(lines)))
+        made.append(Table(task, tuple(name for name in COLUMNS if name not in hidden), tuple(lines)))
     return made

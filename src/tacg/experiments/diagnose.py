@@ -48,7 +48,8 @@ def collect(llm: LLM, task: Task, policy: str, sample: Sample, tick: Tick | None
     """Every proposal for a mask: float64 [proposals, FIELDS]. Not for end-of-text padding: it would drown the rest."""
     problems = list(task.problems(sample.split, sample.n, sample.seed))
     settings, probe = settings_of(task, policy, {}), Probe(base=get_policy(policy))
-    length, ends, mask_id = settings["gen_length"], llm.model.spec.eos_ids, llm.model.spec.mask_id
+    spec, length = llm.model.spec, settings["gen_length"]
+    ends, mask_id = spec.eos_ids, spec.mask_id
     expected = [llm.tokenizer.encode(problem.answer) for problem in problems]
     seen: dict[int, list[tuple[float, ...]]] = {}
     canvas: dict[int, tuple[int, ...]] = {}  # of each row, before the step
@@ -72,7 +73,9 @@ def collect(llm: LLM, task: Task, policy: str, sample: Sample, tick: Tick | None
         elif isinstance(event, Finished):
             if event.output.error:
                 raise TacgError(f"{task.name}, problem {problems[event.row].id}: {event.output.error}")
-            final, wanted = event.output.tokens, expected[event.row] + [ends[0]] * length
+            final, wanted = event.output.tokens, expected[event.row] + [*ends[:1]] * length
+            if problems[event.row].infill:  # the canvas is the answer, from its first hole on
+                wanted = [*spec.before, *wanted, *spec.after][event.output.prompt_tokens :]
             stop = next((place for place, token in enumerate(final) if token in ends), len(final))
             for place, token, *values in seen.pop(event.row):
                 if place < stop:

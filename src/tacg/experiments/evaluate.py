@@ -136,8 +136,9 @@ def graded(task: Task, problem: Problem, output: Output) -> Item:
     for commit in output.commits:
         pace[commit.step - 1] += GAIN.get(commit.reason, 1)
     return Item(
-        problem.id, grade.correct, grade.score, output.steps, output.forwards, len(output.tokens), output.text,
-        tuple(pace), grade.strict, output.positions, output.auxiliary,
+        problem.id, grade.correct, grade.score, output.steps, output.forwards,
+        len(output.tokens) - output.given, output.text, tuple(pace), grade.strict, grade.valid, output.positions,
+        output.auxiliary,
     )  # fmt: skip
 
 
@@ -147,7 +148,7 @@ def describe(
 ) -> dict[str, Any]:  # fmt: skip
     """All that the answers of a run depend on. The batch is not part of it: no row feels its neighbours."""
     rule, decode = resolve(policy, settings)
-    asked = [(each.id, each.asked, each.answer, dict(each.data)) for each in problems]
+    asked = [(each.id, each.prompt if each.infill else each.asked, each.answer, dict(each.data)) for each in problems]
     return {
         "run": {
             "task": task.name, "split": split, "seed": seed, "n": len(problems), "policy": rule.label,

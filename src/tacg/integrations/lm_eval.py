@@ -53,6 +53,7 @@ class TacgLM(LM):
         super().__init__()
         place = _place(device)
         self.llm = pretrained if isinstance(pretrained, LLM) else load(pretrained, dtype=dtype, device=place)
+        self.llm.refuse_fill_only("lm_eval")
         self.policy, self.check_greedy, self.settings = policy, check_greedy, settings
         self.mc_num = _count("mc_num", mc_num)
         most = _count("max_batch_size", 32 if max_batch_size is None else max_batch_size)

@@ -29,6 +29,7 @@ class ModelSpec:
     max_length    longest canvas, prompt included
     logit_shift   how many positions before a token its prediction is read (1 for models with shifted logits)
     causal_block  positions of a block if a block sees only itself and what is before it; None: everything is seen
+    before, after ids that stand around every text (masked language models: [CLS] and [SEP])
     """
 
     name: str
@@ -40,6 +41,8 @@ class ModelSpec:
     max_length: int
     logit_shift: int = 0
     causal_block: int | None = None
+    before: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
 
 
 class AttentionMap:

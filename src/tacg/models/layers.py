@@ -38,27 +38,29 @@ class RmsNorm(nn.Module):
 class PackedRows:
     """How packed tokens split into rows: the rotation of each token, and attention within rows.
 
-    spans   of the rows; `block` makes attention block-causal
-    rotary  how many dimensions of a head turn with the position
-    wide    rotate in float32 (as LLaDA does) rather than in the activations' type
-    layers  how many there are
+    spans     of the rows; `block` makes attention block-causal, `window` lets it see so many positions to each side
+    rotary    how many dimensions of a head turn with the position
+    wide      rotate in float32 (as LLaDA does) rather than in the activations' type
+    layers    how many there are
+    position  int64 [N], of each token in its row
     """
 
     def __init__(
         self, spans: Sequence[Span], rotary: int, theta: float, device: torch.device, *,
-        wide: bool, block: int | None = None, layers: int = 1,
+        wide: bool, block: int | None = None, window: int | None = None, layers: int = 1,
     ) -> None:  # fmt: skip
         self.spans, self.wide, self.layers = spans, wide, layers
-        position = torch.cat([torch.arange(*part, device=device) for span in spans for part in span.stretches()])
+        parts = [torch.arange(*part, device=device) for span in spans for part in span.stretches()]
+        self.position = position = torch.cat(parts)
         frequency = 1.0 / theta ** (torch.arange(0, rotary, 2, device=device).float() / rotary)
         angle = (position.float()[:, None] * frequency).repeat(1, 2)[:, None, :]
         self.cos, self.sin = angle.cos(), angle.sin()
-        plain = block is None and all(span.cache is None and not span.shadow[1] for span in spans)
+        plain = block is window is None and all(span.cache is None and not span.shadow[1] for span in spans)
         # Neighbours of equal length attend in one call.
         self.runs = (
             [(len(list(rows)), length) for length, rows in groupby(len(span) for span in spans)] if plain else None
         )
-        self.masks = [_visible(span, block, device) for span in spans]
+        self.masks = [_visible(span, block, window, device) for span in spans]
 
     def rotate(self, x: Tensor) -> Tensor:
         """Rotary embedding of x [N, H, D]; dimensions beyond the rotary ones pass through."""
@@ -107,21 +109,24 @@ class PackedRows:
                 asked.add(weights[:, :, asked.start : asked.stop])
 
 
-def _visible(span: Span, block: int | None, device: torch.device) -> Tensor | None:
-    """bool [span, keys]: which keys each position sees (see `Span`); `block`: only its own block and what is before.
+def _visible(span: Span, block: int | None, window: int | None, device: torch.device) -> Tensor | None:
+    """bool [span, keys]: which keys each position sees (see `Span`). None where all see everything.
 
-    None where all see everything.
+    block   only its own block and what is before
+    window  only so far to each side
     """
     size = span.shadow[1] - span.shadow[0]
     causal = block is not None and span.start // block != (span.reach - 1) // block
-    if not causal and not size:
+    near = window is not None and max(span.stop - 1, span.reach - 1 - span.start) > window
+    if not causal and not near and not size:
         return None
     query = torch.cat([torch.arange(*part, device=device) for part in span.stretches()])
     keys = torch.cat([torch.arange(span.start, device=device), query])
-    if block is None:
-        seen = torch.ones(len(query), len(keys), dtype=torch.bool, device=device)
-    else:
-        seen = keys // block <= query[:, None] // block
+    seen = torch.ones(len(query), len(keys), dtype=torch.bool, device=device)
+    if block is not None:
+        seen &= keys // block <= query[:, None] // block
+    if window is not None:
+        seen &= (keys - query[:, None]).abs() <= window
     if size:
         seen[:-size, -size:] = False
         seen[-size:, :-size] &= keys[:-size] != query[-size:, None]
@@ -161,31 +166,41 @@ class Network(nn.Module):
         """Where the weights are."""
         return self.table.device
 
+    def placed(self, name: str) -> tuple[str, int | None] | None:
+        """Where a tensor of the checkpoint goes: parameter and expert. None: nowhere."""
+        return name, None
+
     def hidden(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Hidden states [P, D] at `select`, behind the last norm: `head` makes logits of them (see `Denoiser`)."""
         raise NotImplementedError
 
     def head(self, hidden: Tensor) -> Tensor:
-        """[P, D] -> [P, V]. Few rows are filled up, so that rounding does not depend on their number."""
-        missing = max(0, STEADY_ROWS - len(hidden))
-        return F.linear(F.pad(hidden, (0, 0, 0, missing)), self.table)[: len(hidden)]
+        """[P, D] -> [P, V]."""
+        return steady_linear(hidden, self.table)
 
     def forward(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Logits [P, V] at `select` (see `Denoiser`)."""
         return self.head(self.hidden(tokens, spans, select))
 
 
+def steady_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """[P, D] -> [P, V]. Few rows are filled up, so that rounding does not depend on their number."""
+    missing = max(0, STEADY_ROWS - len(x))
+    return F.linear(F.pad(x, (0, 0, 0, missing)), weight, bias)[: len(x)]
+
+
+def steady_rows(tokens: Tensor, spans: Sequence[Span]) -> tuple[Tensor, Sequence[Span]]:
+    """Very small batches filled up with a row that nobody reads, so that rounding does not depend on their size."""
+    missing = STEADY_ROWS - len(tokens)
+    return (F.pad(tokens, (0, missing)), [*spans, Span(0, missing, missing)]) if missing > 0 else (tokens, spans)
+
+
 def denoise(
     tokens: Tensor, spans: Sequence[Span], select: Tensor, *, embed: nn.Module, layers: nn.Module, norm: nn.Module,
     rotary: int, theta: float, wide: bool = False, block: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """The way of every family: embed, pass the layers, norm: hidden states [P, D] at `select` (see `Rows`).
-
-    Very small batches are filled up with a row that nobody reads, so that rounding does not depend on their size.
-    """
-    missing = STEADY_ROWS - len(tokens)
-    if missing > 0:
-        tokens, spans = F.pad(tokens, (0, missing)), [*spans, Span(0, missing, missing)]
+    """The way of every decoder-like family: embed, pass the layers, norm: hidden states [P, D] at `select`."""
+    tokens, spans = steady_rows(tokens, spans)
     depth = sum(1 for _ in layers.children())
     rows = PackedRows(spans, rotary, theta, tokens.device, wide=wide, block=block, layers=depth)
     x = embed(tokens)

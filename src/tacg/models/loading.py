@@ -13,11 +13,14 @@ from safetensors import SafetensorError, safe_open
 from tacg.errors import TacgError, unknown
 from tacg.madvise import let_go
 from tacg.models.base import NO_MASK, ModelSpec
+from tacg.models.bert import Bert, BertConfig, MaskedLM
 from tacg.models.dream import Dream, DreamConfig
 from tacg.models.fields import short
+from tacg.models.judges import JUDGES, judge_checkpoint
 from tacg.models.llada import Llada, LladaConfig
 from tacg.models.llada2 import Llada2, Llada2Config
 from tacg.models.llada_moe import LladaMoe, LladaMoeConfig
+from tacg.models.modernbert import ModernBert, ModernBertConfig
 from tacg.models.qwen2 import Qwen2
 from tacg.text import LLADA_TEMPLATE, Tokenizer, is_file, read_json
 
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
 
     Tell = Callable[[int, int], None]  # told how many of how many bytes are loaded
 
-AnyNetwork = Llada | Dream | Llada2 | LladaMoe
+AnyNetwork = Llada | Dream | Llada2 | LladaMoe | Bert | ModernBert
 
 
 def _llada(config: Mapping[str, Any]) -> AnyNetwork:
@@ -44,13 +47,17 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], AnyNetwork]] = {
     "llada2_moe": lambda config: Llada2(Llada2Config.read(config)),
     "llada2_moe_veomni": lambda config: Llada2(Llada2Config.read(config)),
     "qwen2": Qwen2.read,
+    "bert": lambda config: Bert(BertConfig.read(config)),
+    "roberta": lambda config: Bert(BertConfig.read(config)),
+    "albert": lambda config: Bert(BertConfig.read(config)),
+    "modernbert": lambda config: ModernBert(ModernBertConfig.read(config)),
 }
 BUILT_IN = {
     "pocket": "a trained LLaDA of 2 million parameters; it knows the pocket tasks (`tacg tasks`) and nothing else",
     "tiny": "random weights that have learned nothing: the machinery is real, the text is noise",
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MASK_TOKENS = ("<|mdm_mask|>", "<|mask|>")
+MASK_TOKENS = ("<|mdm_mask|>", "<|mask|>", "[MASK]", "<mask>")
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|role_end|>")
 
 
@@ -130,13 +137,15 @@ def _device(name: object) -> torch.device:
 
 
 def locate(source: str | Path, *, revision: str | None = None, offline: bool = False) -> Path:
-    """The checkpoint's directory: a built-in name, a local directory, or a hub id that is downloaded."""
+    """The checkpoint's directory: a built-in name, a judge, a local directory, or a hub id that is downloaded."""
     if str(source) == "pocket":
         return Path(__file__).parent / "pocket"
     if str(source) == "tiny":
         from tacg.models.tiny import tiny_checkpoint
 
         return tiny_checkpoint()
+    if str(source) in JUDGES and not Path(source).is_dir():
+        return judge_checkpoint(str(source))
     path = Path(source).expanduser()
     if path.is_dir():
         return path
@@ -145,7 +154,8 @@ def locate(source: str | Path, *, revision: str | None = None, offline: bool = F
     name = str(source)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise TacgError(
-            f"No checkpoint at {name!r}. Give a directory, a hub id (owner/name) or one of: {', '.join(BUILT_IN)}."
+            f"No checkpoint at {name!r}. Give a directory, a hub id (owner/name) or one of: "
+            f"{', '.join([*BUILT_IN, *JUDGES])}."
         )
     return _download(name, revision, offline)
 
@@ -206,7 +216,7 @@ def _places(model: AnyNetwork, directory: Path) -> dict[str, tuple[str, int | No
         with _opened(file) as shard:
             for name in shard.keys():  # noqa: SIM118 (not a mapping)
                 part = shard.get_slice(name)
-                place = model.placed(name) if isinstance(model, Llada2 | LladaMoe | Qwen2) else (name, None)
+                place = model.placed(name)
                 if place is None:
                     continue
                 target, expert = place
@@ -264,8 +274,8 @@ def _files(directory: Path) -> list[Path]:
     files = sorted(file for file in directory.glob("*.safetensors") if is_file(file))
     if not files:
         pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern))
-        hint = f" {pickled[0]} is a pickle, which can run code when opened: convert it." if pickled else ""
-        raise TacgError(f"{directory} has no *.safetensors file.{hint}")
+        hint = "is a pickle, which can run code: `tacg convert` reads only its tensors and makes safetensors of them."
+        raise TacgError(f"{directory} has no *.safetensors file." + (f" {pickled[0]} {hint}" if pickled else ""))
     return files
 
 
@@ -286,11 +296,18 @@ def _spec(
     mask = config.get("mask_token_id")
     if mask is None:
         mask = next((found for token in MASK_TOKENS if (found := tokenizer.id_of(token)) is not None), None)
+    size = model.config.table_size
+    (mask_id,) = [NO_MASK] if isinstance(model, Qwen2) else _ids("mask_token_id", mask, size)
+    nobody = {*range(size)} - tokenizer.owned_ids() | {mask_id} - {NO_MASK}
+    if isinstance(model, MaskedLM):  # a text has no end there, and special tokens stand around it, never in it
+        before, after = tokenizer.frame()
+        never = tuple(sorted(nobody | {each for each in tokenizer.special_ids() if each < size}))
+        return ModelSpec(
+            name, family, size, mask_id, (), never, model.config.max_length, before=before, after=after
+        )  # fmt: skip
     ends = config.get("eos_token_id")
     if ends is None:
         ends = read_json(directory / "generation_config.json", missing_ok=True).get("eos_token_id")
-    size = model.config.table_size
-    (mask_id,) = [NO_MASK] if isinstance(model, Qwen2) else _ids("mask_token_id", mask, size)
     turn_ends = [found for token in END_OF_TURN if (found := tokenizer.id_of(token)) is not None]
     return ModelSpec(
         name=name,
@@ -298,7 +315,7 @@ def _spec(
         vocab_size=size,
         mask_id=mask_id,
         eos_ids=tuple(sorted({*_ids("eos_token_id", ends, size), *turn_ends})),
-        unwritable=tuple(sorted({*range(size)} - tokenizer.owned_ids() | {mask_id} - {NO_MASK})),
+        unwritable=tuple(sorted(nobody)),
         max_length=model.config.max_length,
         logit_shift=getattr(model, "logit_shift", 0),
         causal_block=getattr(model, "block", None),

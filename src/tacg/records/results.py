@@ -27,7 +27,8 @@ HEADER = {
 }
 ROW = {
     "number": COUNT, "id": str, "correct": bool, "score": Number(0, 1), "steps": SOME, "forwards": SOME,
-    "tokens": COUNT, "text": str, "pace": [COUNT], "strict?": bool, "positions?": COUNT, "auxiliary?": COUNT,
+    "tokens": COUNT, "text": str, "pace": [COUNT], "strict?": bool, "valid?": bool, "positions?": COUNT,
+    "auxiliary?": COUNT,
 }  # fmt: skip
 
 
@@ -36,7 +37,7 @@ class Item:
     """One problem, decoded and graded.
 
     pace       by how many positions each step got ahead: what it committed, less what it masked again
-    strict     see `Grade`
+    strict     see `Grade`, as `valid`
     positions  see `Output`, as `auxiliary`; 0 in files of versions that did not count them
     """
 
@@ -49,6 +50,7 @@ class Item:
     text: str
     pace: tuple[int, ...]
     strict: bool | None = None
+    valid: bool | None = None
     positions: int = 0
     auxiliary: int = 0
 

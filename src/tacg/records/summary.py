@@ -27,6 +27,7 @@ def summary(items: Sequence[Item], task: str, model: str, policy: str, seed: int
         "accuracy": hits / n,
         "accuracy_ci": list(wilson(hits, n)),
         **strict_accuracy(items),
+        **valid_share(items),
         "score": sum(item.score for item in items) / n,
         "steps": sum(item.steps for item in items) / n,
         "tpf": sum(item.tpf for item in items) / n,
@@ -49,6 +50,12 @@ def strict_accuracy(items: Sequence[Item]) -> dict[str, float]:
     """What the released code would report, for the sets that it reports on."""
     strict = [item.strict for item in items if item.strict is not None]
     return {"accuracy_strict": sum(strict) / len(strict)} if strict else {}
+
+
+def valid_share(items: Sequence[Item]) -> dict[str, float]:
+    """How many answers are well-formed, for tasks that can say so."""
+    valid = [item.valid for item in items if item.valid is not None]
+    return {"valid": sum(valid) / len(valid)} if valid else {}
 
 
 def by_item(items: Sequence[Item]) -> ResultRow:

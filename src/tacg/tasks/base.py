@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from tacg.canvas import Canvas
 from tacg.errors import TacgError, unknown
 from tacg.knobs import Knobs
 
@@ -26,6 +27,7 @@ class Problem:
     system  what it is told first, if anything
     answer  a reference answer, one of many that the grader accepts
     data    what the grader needs
+    infill  whether the prompt is a canvas, in which ⟨n⟩ is a hole of n tokens; the answer is the canvas filled
     """
 
     id: str
@@ -33,10 +35,13 @@ class Problem:
     answer: str
     data: Mapping[str, Any] = field(default_factory=dict)
     system: str = ""
+    infill: bool = False
 
     @property
-    def asked(self) -> str | list[dict[str, str]]:
-        """What `LLM.generate` takes: the prompt, or a conversation if the model is told something first."""
+    def asked(self) -> str | list[dict[str, str]] | Canvas:
+        """What `LLM.generate` takes: the prompt, a conversation if the model is told something first, or a canvas."""
+        if self.infill:
+            return Canvas.parse(self.prompt, self.system or None)
         told = [{"role": "system", "content": self.system}, {"role": "user", "content": self.prompt}]
         return told if self.system else self.prompt
 
@@ -45,12 +50,14 @@ class Problem:
 class Grade:
     """Whether an answer is right; `score` is the share that is, where a part can be.
 
-    `strict` is what the paper's released code makes of it, for the sets that the paper reports on.
+    `strict` is what the paper's released code makes of it, for the sets that the paper reports on. `valid` is whether
+    the answer is well-formed, right or not, where that can be said.
     """
 
     correct: bool
     score: float
     strict: bool | None = None
+    valid: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,17 @@ _BENCHMARKS = {
 }
 
 
+# What judges are asked (`tacg judges`); each name with its knobs.
+_JUDGED: dict[str, dict[str, Any]] = {
+    "reactions": {},
+    "reactions-30": {"masked": 0.3},
+    "reactions-70": {"masked": 0.7},
+    "reactions-span": {"where": "span"},
+    "reactions-30-span": {"masked": 0.3, "where": "span"},
+    "reactions-70-span": {"masked": 0.7, "where": "span"},
+}
+
+
 def task_names() -> list[str]:
     """Every task that is generated, and so needs nothing."""
     return sorted(_TASKS)
@@ -129,11 +147,16 @@ def benchmark_names() -> list[str]:
     return list(_BENCHMARKS)
 
 
+def judged_names() -> list[str]:
+    """Texts with holes, for judges: real masked language models."""
+    return list(_JUDGED)
+
+
 def get_task(name: str, **knobs: Any) -> Task:
     """A task by name; its knobs set the difficulty, or where a set is and how it is asked."""
-    known = _TASKS | _BENCHMARKS
+    known = _TASKS | _BENCHMARKS | dict.fromkeys(_JUDGED, "tacg.tasks.reactions:Reactions")
     if name not in known:
         raise unknown("task", name, known)
     module, _, attribute = known[name].partition(":")
-    made: Task = getattr(importlib.import_module(module), attribute)().replace(**knobs)
+    made: Task = getattr(importlib.import_module(module), attribute)().replace(**_JUDGED.get(name, {}) | knobs)
     return made
