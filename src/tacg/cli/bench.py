@@ -140,10 +140,13 @@ def main(
         present("Do the graders grade?", rows, graders.tables(rows), {}, out, as_json)
     elif kind == "agreement":
         from tacg.bench import agreement
+        from tacg.files import write_file
+        from tacg.records.rows import read_rows
 
         pairs = agreement.chosen_pairs(only)
         made = agreement.measure(load_model(model), sources, 1 if quick else 7, pairs)
         rows = _collect(made, 2 * len(pairs), out)
+        write_file(out / "report.md", agreement.report(read_rows(out / "rows.jsonl")))
         present("Agreement with the authors' code", rows, agreement.tables(rows), {}, out, as_json)
         agreement.refuse_nothing(rows, sources)
 

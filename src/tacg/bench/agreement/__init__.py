@@ -42,22 +42,37 @@ if TYPE_CHECKING:
 TASKS = ("pocket-math", "pocket-code", "pocket-sudoku")
 SURE = 1e-5  # proposals within this of certainty: float32 has few or no numbers left to tell them apart
 AGREES = ("same_tokens", "same_steps", "rounding", "known")
+COLUMNS = (
+    "decoder", "policy", "code", "n", "same tokens", "same steps", "differ by rounding", "by a known cause",
+    "forwards, ours / theirs", "remark",
+)  # fmt: skip
+REPORT = f"""# Agreement with the authors' code
+
+Our policies beside the loops that their authors published, on one model and the same prompts. Both see the same
+logits; what is compared is every canvas that the model is shown. Drawn from [rows](rows.jsonl).
+
+- **same tokens**: the finished answers are equal. **same steps**: so is every canvas on the way.
+- **differ by rounding**: the first difference is among proposals within {SURE:g} of certainty. Most loops sort these in
+  float64; our signals are float32, in which many of them are equal, and the lowest position comes first.
+- **by a known cause**: the first difference is the one that the remark tells; a program checks that.
+- Forwards that change nothing are counted, but are no step.
+
+Halving the logits leaves no proposal that sure: there, rules alone decide. Run it with checkouts of the repositories,
+each under its own name: `tacg bench agreement --sources DIR --out docs/bench/agreement`, and `--only WINO` for one.
+"""
 Canvases = list[tuple[int, ...]]  # the answer before each step, and at the end
 
 
 @dataclass(frozen=True)
 class Series:
-    """One way to run all pairs: what the logits are multiplied by, and other lengths than the task's, if any."""
+    """One way to run all pairs: what the logits are multiplied by."""
 
     name: str
     factor: float
-    lengths: tuple[tuple[str, int], ...] = ()
 
 
-SERIES = (
-    Series("pocket", 1.0),
-    Series("pocket, logits halved", 0.5, (("gen_length", 32), ("block_length", 16))),
-)
+SERIES = (Series("pocket", 1.0), Series("pocket, logits halved", 0.5))
+LENGTHS = {"gen_length": 32, "block_length": 16}  # two blocks show what a rule does; longer ones show it again
 
 
 def measure(
@@ -77,7 +92,7 @@ def measure(
             if skipped := _missing(pair, checkout):
                 yield {**row, "n": 0, "skipped": skipped, **surroundings()}
             else:
-                figures = _compare(model, pair, checkout, n, each)
+                figures = _compare(model, pair, checkout, n)
                 yield {**row, "commit": commit_of(checkout), **figures, "why": pair.why, **surroundings()}
 
 
@@ -105,14 +120,13 @@ def _missing(pair: Pair, checkout: Path) -> str:
     return f"no policy named {unknown[0]!r} yet" if unknown else ""
 
 
-def _compare(llm: LLM, pair: Pair, checkout: Path, n: int, series: Series) -> dict[str, Any]:
+def _compare(llm: LLM, pair: Pair, checkout: Path, n: int) -> dict[str, Any]:
     began = time.perf_counter()
     theirs = load_module(checkout / pair.source.folder, pair.source.module, pair.source.without)
     total = dict.fromkeys(("n", *AGREES, "forwards", "their_forwards"), 0)
+    decode = _decode(pair)
     for name in TASKS:
-        task = get_task(name)
-        decode = _decode(pair, {**task.decode, **dict(series.lengths)})
-        prompts = [llm.encode(problem.prompt) for problem in task.problems("test", n)]
+        prompts = [llm.encode(problem.prompt) for problem in get_task(name).problems("test", n)]
         settings = {key: value for key, value in decode.values().items() if key != "seed"}
         outputs = llm.generate(prompts, pair.policy, **settings, **pair.knobs)
         for prompt, output in zip(prompts, outputs, strict=True):
@@ -140,9 +154,9 @@ def _judge(
     }  # fmt: skip
 
 
-def _decode(pair: Pair, lengths: dict[str, Any]) -> Decode:
+def _decode(pair: Pair) -> Decode:
     """The settings as the pair wants them."""
-    changes = dict(pair.decode)
+    changes, lengths = dict(pair.decode), dict(LENGTHS)
     if changes.pop("whole", False):
         lengths["block_length"] = lengths["gen_length"]
     if changes.get("steps") == "half":
@@ -194,24 +208,32 @@ def _among_the_sure(llm: LLM, prompt: list[int], difference: Difference) -> bool
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """One table for each series, one line for each decoder."""
-    columns = (
-        "decoder", "policy", "code", "n", "same tokens", "same steps", "differ by rounding", "by a known cause",
-        "forwards, ours / theirs", "remark",
-    )  # fmt: skip
-    drawn = []
-    for series in dict.fromkeys(row["series"] for row in rows):
-        lines = []
-        for row in (row for row in rows if row["series"] == series):
-            code = f"{row['source']} {row.get('commit', '')}".strip()
-            if "skipped" in row:
-                figures = [*[""] * 6, row["skipped"]]
-            else:
-                forwards = f"{row['forwards']} / {row['their_forwards']}"
-                figures = [*(str(row[name]) for name in ("n", *AGREES)), forwards, row["why"]]
-            lines.append((row["decoder"], f"`{row['policy']}`", code, *figures))
-        drawn.append(Table(series, columns, tuple(lines)))
-    return drawn
+    """One table for each series, one line for each decoder: its newest row."""
+    newest = {(row["series"], row["decoder"]): row for row in rows}
+    return [
+        Table(series, COLUMNS, tuple(_line(row) for (name, _), row in newest.items() if name == series))
+        for series in dict.fromkeys(name for name, _ in newest)
+    ]
+
+
+def _line(row: ResultRow) -> tuple[str, ...]:
+    code = f"{row['source']} {row.get('commit', '')}".strip()
+    if "skipped" in row:
+        return row["decoder"], f"`{row['policy']}`", code, *[""] * 6, row["skipped"]
+    figures = [str(row[name]) for name in ("n", *AGREES)]
+    return (
+        row["decoder"],
+        f"`{row['policy']}`",
+        code,
+        *figures,
+        f"{row['forwards']} / {row['their_forwards']}",
+        row["why"],
+    )
+
+
+def report(rows: Sequence[ResultRow]) -> str:
+    """All of it as a text in Markdown."""
+    return REPORT + "\n" + "\n".join(table.markdown() for table in tables(rows))
 
 
 def refuse_nothing(rows: Sequence[ResultRow], sources: Path) -> None:

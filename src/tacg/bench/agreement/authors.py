@@ -87,6 +87,7 @@ FAST_DREAM = Source("NVlabs/Fast-dLLM", "dream/model", "generation_utils")
 FRECHET = Source("Ringo-Star/FastdLLM_plusplus", "v1/llada", "generate", ("model",))
 LLADA = Source("ML-GSAI/LLaDA", "", "generate")
 KLASS = Source("shkim0116/KLASS", "src/model", "llada_klass")
+TACG = Source("Clarence-CV/TACG-DLLM", "src/model", "llada_klass")
 PROPHET = Source("pixeli99/Prophet", "", "generate_earlyexit")
 SABER = Source("zhaoyMa/Saber", "", "decoding")
 WINO = Source("Feng-Hong/WINO-DLLM", "LLaDA", "decoding")
@@ -117,6 +118,18 @@ def _klass(theirs: ModuleType, model: SeenModel, prompt: Tensor, decode: Decode)
         conf_threshold=0.9, kl_threshold=0.01, kl_history_length=2, alg="klass",
     )  # fmt: skip
     return canvas  # type: ignore[no-any-return]
+
+
+def _released(**knobs: Any) -> Call:
+    def call(theirs: ModuleType, model: SeenModel, prompt: Tensor, decode: Decode) -> Tensor:
+        canvas, *_ = theirs.stable_confident_decode(
+            model, None, prompt, decode.gen_length, decode.gen_length, decode.block_length, conf_threshold=0.9,
+            alg="confidence_threshold_tilg_history_gate_capped_extra", guidance_weight=0.3, tilg_ema_decay=0.95,
+            history_gate_min_streak=3, history_gate_confidence_escape=0.95, **knobs,
+        )  # fmt: skip
+        return canvas  # type: ignore[no-any-return]
+
+    return call
 
 
 def _prophet(theirs: ModuleType, model: SeenModel, prompt: Tensor, decode: Decode) -> Tensor:
@@ -209,7 +222,8 @@ def _last_of_the_block(difference: Difference) -> bool:
     return difference.mask_id not in difference.theirs[start : start + difference.block_length]
 
 
-REGION = 40  # where Prophet's answer region begins here
+REGION = 20  # where Prophet's answer region begins here
+WHOLE = "With `observe=sequence`: they follow trajectories over the whole sequence, not over the block."
 IDLE = "Their loop forwards once more when the first forward of a block has filled it."
 
 PAIRS: tuple[Pair, ...] = (
@@ -232,7 +246,15 @@ PAIRS: tuple[Pair, ...] = (
              "the paper."),
     Pair("Fast-dLLM++, Fréchet", FRECHET, _blocks("generate", frechet_margin=0.25), "frechet"),
     Pair("KLASS", KLASS, _klass, "klass", decode={"observe": "sequence"},
-         why="With `observe=sequence`: their divergences are those of the whole sequence, not of the block."),
+         why=WHOLE),
+    Pair("TACG for LLaDA, over a threshold", TACG,
+         _released(kl_threshold=1e6, kl_history_length=1, tilg_rerank_lambda=0.05, tilg_extra_conf_floor=0.8),
+         "tacg-released", {"strict": True}, {"observe": "sequence"}, why=WHOLE),
+    Pair("TACG for LLaDA, over KLASS", TACG,
+         _released(kl_threshold=0.01, kl_history_length=2, tilg_rerank_lambda=0.03, tilg_extra_conf_floor=0.6,
+                   tilg_extra_max=1, tilg_extra_allow_empty_base=0),
+         "tacg-released+klass", {"support_lambda": 0.03, "tau_floor": 0.6, "k_extra": 1, "allow_empty": False},
+         {"observe": "sequence"}, why=WHOLE),
     Pair("EB-Sampler (PC-Sampler's copy)", PC_SAMPLER, _unblocked("generate_with_eb_sampler", gamma=0.01), "eb",
          decode={"whole": True}, why="Without blocks, as there."),
     Pair("EB-Sampler (d2Cache's copy)", D2CACHE, _d2cache(gamma=0.01, alg="entropy"), "eb",
