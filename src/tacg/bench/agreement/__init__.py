@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import itertools
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -116,8 +117,8 @@ def _missing(pair: Pair, checkout: Path) -> str:
     """Why this pair cannot be compared; empty if it can."""
     if not checkout.is_dir():
         return f"no checkout: git clone https://github.com/{pair.source.repo} {checkout}"
-    unknown = [name for name in pair.policy.split("+") if name not in policy_names()]
-    return f"no policy named {unknown[0]!r} yet" if unknown else ""
+    absent = [name for name in pair.policy.split("+") if name not in policy_names()]
+    return f"no policy named {absent[0]!r} yet" if absent else ""
 
 
 def _compare(llm: LLM, pair: Pair, checkout: Path, n: int) -> dict[str, Any]:
@@ -188,15 +189,11 @@ def _moves(canvases: Canvases) -> Canvases:
 
 def first_difference(mine: Canvases, other: Canvases, decode: Decode, mask_id: int) -> Difference | None:
     """The first step in which the two write something else; None if there is none."""
-    for before, (here, there) in enumerate(zip(mine, other, strict=False), start=-1):
-        if here != there:
-            return Difference(mine[max(before, 0)], here, there, decode.block_length, mask_id)
-    if len(mine) == len(other):
-        return None
-    shorter = min(mine, other, key=len)
-    last = len(shorter) - 1
-    return Difference(shorter[-1], mine[min(last + 1, len(mine) - 1)], other[min(last + 1, len(other) - 1)],
-                      decode.block_length, mask_id)  # fmt: skip
+    for place, (here, there) in enumerate(itertools.zip_longest(mine, other)):
+        if here != there:  # one that has ended stays as it is
+            before = mine[max(place - 1, 0)]
+            return Difference(before, here or mine[-1], there or other[-1], decode.block_length, mask_id)
+    return None
 
 
 def _among_the_sure(llm: LLM, prompt: list[int], difference: Difference) -> bool:
