@@ -13,7 +13,7 @@ FLAGS ?=
 ONLY ?=
 JEMALLOC ?= $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2 /usr/lib/libjemalloc.so.2 /usr/lib64/libjemalloc.so.2))
 
-.PHONY: demo test test-engines lint format setup pocket clean
+.PHONY: demo test test-engines lint format setup pocket decoder-pages clean
 
 demo: .venv/run.stamp  ## watch a diffusion language model solve a sudoku, then put four decoders side by side
 	$(BIN)/tacg eval --task pocket-sudoku --policy tacg --n 1 --watch
@@ -40,6 +40,9 @@ pocket: .venv/run.stamp  ## train the built-in model from nothing; goes on where
 	$(BIN)/python recipes/pocket/train.py --run $(RUN) --steps $(STEPS) $(FLAGS)
 	$(BIN)/python recipes/pocket/export.py --run $(RUN) --out $(OUT)
 	$(BIN)/python recipes/pocket/measure.py --model $(OUT) --n $(N)
+
+decoder-pages: .venv/run.stamp  ## a page for each decoder and the README's table, from code, src/tacg/policies/about and rows
+	$(BIN)/tacg policies --pages docs/decoders --readme README.md
 
 setup: .venv/dev.stamp  ## everything a developer needs
 

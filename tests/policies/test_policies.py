@@ -240,6 +240,25 @@ def test_saber_commits_above_its_average_and_takes_back_what_fell() -> None:
     assert second.remask[0].tolist() == [True, False, False, False], "one of two commits, and it fell by half"
 
 
+def test_saber_takes_back_new_choices_too_but_nothing_once_all_is_written() -> None:
+    """As its authors' code: of two choices the one that is least sure is not written, and counts in the average."""
+    policy = get_policy("saber", n=2)
+    masked = torch.ones(1, 4, dtype=torch.bool)
+    given = replace(signals([0.9, 0.6, 0.3, 0.2]), masked=masked)
+    first, state = policy.decide(given, policy.start(1, 4, torch.device("cpu")))
+    assert first.base[0].tolist() == [True, False, False, False]
+    left = masked & ~first.base
+    again = replace(signals([0.9, 0.76, 0.74, 0.2]), masked=left, eligible=left, first=torch.zeros_like(masked))
+    _, state = policy.decide(again, state)
+    assert state["at_commit"][0].tolist() == pytest.approx([0.9, 0.76, 0.74, 0.0]), "the last choice counts, not both"
+    last = torch.tensor([[False, False, False, True]])
+    end = replace(signals([0.1, 0.76, 0.74, 0.2]), masked=last, eligible=last, first=torch.zeros_like(masked))
+    final, _ = policy.decide(end, state)
+    assert final.base[0].tolist() == [False, False, False, True]
+    assert final.remask is not None
+    assert not final.remask.any()
+
+
 def test_d3llm_opens_the_next_block_early() -> None:
     """Blocks of two; the first position of the active one is sure: half of it is written, which opens another."""
     given = replace(
@@ -257,7 +276,9 @@ def test_d3llm_opens_the_next_block_early() -> None:
 def test_prophet_ends_when_the_gap_is_wide_enough_for_the_hour() -> None:
     policy = get_policy("prophet+schedule", region_start=0, region_length=6)
     state = policy.start(1, 6, torch.device("cpu"))
-    for left, gap, ends in ((6, 7.4, False), (6, 7.5, True), (3, 4.9, False), (3, 5.0, True), (1, 2.5, True)):
+    # The step under way counts: with five of six left, a third of the steps is over when this one is.
+    hours = ((6, 7.4, False), (6, 7.5, True), (5, 5.0, True), (5, 4.9, False), (4, 4.9, False), (2, 2.5, True))
+    for left, gap, ends in hours:
         masked = torch.arange(6)[None] >= 6 - left
         given = replace(signals([0.5] * 6, gap=[gap] * 6), masked=masked, length=torch.tensor([6]))
         decision, _ = policy.decide(given, state)

@@ -16,7 +16,20 @@ if TYPE_CHECKING:
 
     from tacg.records.rows import ResultRow
 
-KINDS = ("scan", "gate", "memory", "decode", "device", "cache", "load", "serve", "soak", "fleet", "graders")
+KINDS = (
+    "scan",
+    "gate",
+    "memory",
+    "decode",
+    "device",
+    "cache",
+    "load",
+    "serve",
+    "soak",
+    "fleet",
+    "graders",
+    "agreement",
+)
 EPILOG = """[bold]Examples[/bold]
 
 tacg bench scan                              a step outside the model, against plainer ways of doing it
@@ -39,7 +52,9 @@ tacg bench soak --minutes 30                 the server among clients of every k
 
 tacg bench fleet --requests 500              two nodes of a Ray cluster, one replica killed half way
 
-tacg bench graders --sets data               do the graders grade? right and wrong answers to the four public sets"""
+tacg bench graders --sets data               do the graders grade? right and wrong answers to the four public sets
+
+tacg bench agreement --sources checkouts     do we decode as the authors' code does? canvas by canvas"""
 
 
 def main(
@@ -51,6 +66,8 @@ def main(
     requests: Annotated[int, typer.Option(help="serve, fleet: requests in all.", min=1)] = 1000,
     minutes: Annotated[float, typer.Option(help="soak: how long.", min=0.1, max=24 * 60)] = 30.0,
     sets: Annotated[Path, typer.Option(help="graders: directory of the four sets.")] = Path("data"),
+    sources: Annotated[Path, typer.Option(help="agreement: directory of the authors' checkouts.")] = Path("checkouts"),
+    only: Annotated[str, typer.Option(help="agreement: decoders with this word in their name.")] = "",
     out: Annotated[Path | None, typer.Option(help="Directory for rows and page; default: runs/bench-KIND.")] = None,
     quick: Quick = False,
     as_json: Json = False,
@@ -121,6 +138,17 @@ def main(
         )
         rows = _collect(made, 101, out)
         present("Do the graders grade?", rows, graders.tables(rows), {}, out, as_json)
+    elif kind == "agreement":
+        from tacg.bench import agreement
+        from tacg.files import write_file
+        from tacg.records.rows import read_rows
+
+        pairs = agreement.chosen_pairs(only)
+        made = agreement.measure(load_model(model), sources, 1 if quick else 7, pairs)
+        rows = _collect(made, 2 * len(pairs), out)
+        write_file(out / "report.md", agreement.report(read_rows(out / "rows.jsonl")))
+        present("Agreement with the authors' code", rows, agreement.tables(rows), {}, out, as_json)
+        agreement.refuse_nothing(rows, sources)
 
 
 def _decodes(model: str, quick: bool) -> Iterator[ResultRow]:

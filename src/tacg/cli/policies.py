@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,24 +14,37 @@ from tacg.errors import TacgError, unknown
 if TYPE_CHECKING:
     from tacg.policies import Policy
 
+# Where this repository keeps the rows that pages are drawn from.
+AGREEMENT = Path("docs/bench/agreement/rows.jsonl")
+ARENA = Path("docs/arena/rows.jsonl")
+
 EPILOG = """[bold]Examples[/bold]
 
 tacg policies
 
 tacg policies tacg+klass
 
-tacg policies --presets --json"""
+tacg policies --presets --json
+
+tacg policies --pages docs/decoders --readme README.md   write a page for each, and the table that lists them"""
 
 
 def main(
     name: Annotated[str | None, typer.Argument(help="Show one policy, for example [cyan]tacg+klass[/cyan].")] = None,
     presets: Annotated[bool, typer.Option("--presets", help="Show the published settings instead.")] = False,
+    pages: Annotated[Path | None, typer.Option(help="Write a page for each policy into this directory.")] = None,
+    agreement: Annotated[Path, typer.Option(help="--pages: rows of `tacg bench agreement`.")] = AGREEMENT,
+    arena: Annotated[Path, typer.Option(help="--pages: rows of `tacg arena`.")] = ARENA,
+    readme: Annotated[Path | None, typer.Option(help="--pages: a file with the table of all policies.")] = None,
     as_json: Json = False,
 ) -> None:
     """List what decides when tokens are committed."""
     from tacg.policies import get_policy, policy_names
     from tacg.policies import presets as published
 
+    if pages is not None:
+        _write_pages(pages, agreement, arena, readme)
+        return
     if presets:
         every = published()
         found = {key: value for key, value in every.items() if name in (None, key.partition(":")[0], key)}
@@ -51,7 +66,26 @@ def main(
         _show(chosen, name)
 
 
+def _write_pages(directory: Path, agreement: Path, arena: Path, readme: Path | None) -> None:
+    """Every page; rows that are not there are not shown."""
+    from tacg.files import make_room, read_text, write_file
+    from tacg.policies.pages import pages, with_table
+    from tacg.records.rows import read_rows
+
+    rows = [read_rows(path) if path.exists() else [] for path in (agreement, arena)]
+    for name, text in pages(*rows).items():
+        make_room(directory / name)
+        write_file(directory / name, text)
+        typer.echo(directory / name)
+    if readme is not None:
+        folder = f"{os.path.relpath(directory, readme.parent)}/"
+        write_file(readme, with_table(read_text(readme, "file"), folder))
+        typer.echo(readme)
+
+
 def _facts(policy: Policy) -> dict[str, Any]:
+    from tacg.policies.pages import first_line, paper
+
     values = policy.values()
     return {
         "about": first_line(policy),
@@ -69,22 +103,11 @@ def _facts(policy: Policy) -> dict[str, Any]:
     }
 
 
-def first_line(policy: Policy) -> str:
-    """What the policy does, in one sentence of its docstring."""
-    return (type(policy).__doc__ or "").strip().splitlines()[0]
-
-
-def paper(policy: Policy) -> str:
-    """Where it is from: the first paragraph of its file."""
-    import sys
-
-    text = (sys.modules[type(policy).__module__].__doc__ or "").strip()
-    return " ".join(text.split("\n\n")[0].split())
-
-
 def _show(chosen: list[Policy], asked: str | None) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from tacg.policies.pages import first_line, paper
 
     console = Console()
     for policy in chosen:

@@ -198,11 +198,13 @@ class Bert(MaskedLM):
     def hidden(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Hidden states [P, D] at `select`, behind the transform."""
         tokens, spans = steady_rows(tokens, spans)
-        rows = PackedRows(spans, 0, 1.0, tokens.device, wide=False)
+        groups = list(zip(self.groups.children(), self.config.repeats, strict=True))
+        depth = sum(repeats * sum(1 for _ in group.children()) for group, repeats in groups)
+        rows = PackedRows(spans, 0, 1.0, tokens.device, wide=False, layers=depth)
         embedded = self.word(tokens) + self.token_type.weight[0] + self.position(rows.position + self.config.first)
         x = self.widen(self.embedding_norm(embedded))
         number = 0
-        for group, repeats in zip(self.groups.children(), self.config.repeats, strict=True):
+        for group, repeats in groups:
             for _ in range(repeats):
                 for layer in group.children():
                     x = layer(number, x, rows)

@@ -164,7 +164,15 @@ class ModernBert(MaskedLM):
         tokens, spans = steady_rows(tokens, spans)
         rotary, device = config.width // config.heads, tokens.device
         rows = {
-            kind: PackedRows(spans, rotary, theta, device, wide=True, window=config.window if kind == LOCAL else None)
+            kind: PackedRows(
+                spans,
+                rotary,
+                theta,
+                device,
+                wide=True,
+                window=config.window if kind == LOCAL else None,
+                layers=len(config.kinds),
+            )  # fmt: skip
             for kind, theta in config.thetas.items()
         }
         x = self.embedding_norm(self.word(tokens))

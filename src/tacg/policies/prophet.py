@@ -14,6 +14,8 @@ from tacg.types import Needs
 if TYPE_CHECKING:
     from tacg.types import Decision, Signals
 
+THIRD, TWO_THIRDS = 0.33, 0.67  # as the authors' code has them
+
 
 @dataclass(frozen=True)
 class Prophet(Wrapper):
@@ -55,7 +57,8 @@ class Prophet(Wrapper):
         region = signals.observed & (place >= self.region_start) & (place < self.region_start + self.region_length)
         size = region.sum(dim=1, keepdim=True)
         gap = (signals.gap * region).sum(dim=1, keepdim=True) / size.clamp(min=1)
-        progress = (1.0 - signals.left / signals.length.clamp(min=1))[:, None]
-        bar = torch.where(progress < 1 / 3, self.early, torch.where(progress < 2 / 3, self.middle, self.late))
+        left = signals.left - signals.quota()  # of a decode by schedule, this is the share of its steps with this one
+        progress = (1.0 - left / signals.length.clamp(min=1))[:, None]
+        bar = torch.where(progress < THIRD, self.early, torch.where(progress < TWO_THIRDS, self.middle, self.late))
         finish = (gap >= bar) & (size > 0)
         return replace(below, finish=finish[:, 0]), {"base": base_state}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 GROUP = "tacg.policies"  # the entry-point group in which other packages announce policies
 
-_BUILT_IN = {
+BUILT_IN = {  # in the order in which tables list them
     "schedule": "tacg.policies.schedule:Schedule",
     "confidence": "tacg.policies.confidence:Confidence",
     "klass": "tacg.policies.klass:Klass",
@@ -54,7 +54,7 @@ def register(name: str) -> Callable[[P], P]:
     """Class decorator: make a policy available under `name` in this process."""
 
     def add(cls: P) -> P:
-        if name in _BUILT_IN or _registered.get(name, cls) is not cls:
+        if name in BUILT_IN or _registered.get(name, cls) is not cls:
             raise TacgError(f"A policy named {name!r} exists already; choose another name.")
         return _keep(name, cls)
 
@@ -64,15 +64,15 @@ def register(name: str) -> Callable[[P], P]:
 def policy_names() -> list[str]:
     """Every policy that can be asked for, without importing any of them."""
     announced = {point.name for point in metadata.entry_points(group=GROUP)}
-    return sorted(_BUILT_IN.keys() | _registered.keys() | announced)
+    return sorted(BUILT_IN.keys() | _registered.keys() | announced)
 
 
 def policy_class(name: str) -> type[Policy]:
     """The class behind a name; imported on first use."""
     if name in _registered:
         return _registered[name]
-    if name in _BUILT_IN:
-        module, _, attribute = _BUILT_IN[name].partition(":")
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
         cls: type[Policy] = getattr(importlib.import_module(module), attribute)
     else:
         points = [point for point in metadata.entry_points(group=GROUP) if point.name == name]

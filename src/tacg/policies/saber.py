@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Saber(Policy):
     """Commit what is surer than the average commit so far, then take back what has lost most confidence since.
 
-    At least `n` positions are committed per step; of F commits, F / 8 (at least n / 2, at most F - 1) of the older ones
-    are re-masked, those whose confidence fell most since the last step.
+    At least `n` positions are chosen per step. Of F chosen ones, F / 8 positions (at least n / 2, at most F - 1) are
+    taken back: those of all that are written, the new ones included, whose confidence fell most since the last step.
     """
 
     name: ClassVar[str] = "saber"
@@ -41,26 +41,28 @@ class Saber(Policy):
         return Needs(committed=True)
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
-        """total float and count int64 [rows]: of the confidences at commit; before float [rows, width]."""
-        count = torch.zeros(rows, dtype=torch.int64, device=device)
-        before = torch.zeros(rows, width, dtype=torch.float64, device=device)
-        return {"total": count.double(), "count": count, "before": before}
+        """at_commit float [rows, width]: the confidence with which each was last chosen; before: of the last step.
+
+        Both are 0 where there was none.
+        """
+        board = torch.zeros(rows, width, dtype=torch.float64, device=device)
+        return {"at_commit": board, "before": board.clone()}
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """Accept by the running mean; re-mask by the drop in confidence."""
+        """Choose by the running mean; take back by the drop in confidence."""
         assert signals.masked is not None
-        sure = signals.confidence.double()
-        mean = torch.where(state["count"] > 0, state["total"] / state["count"].clamp(min=1), 1.0)
+        sure, chosen_once = signals.confidence.double(), state["at_commit"] > 0
+        count = chosen_once.sum(dim=1)
+        mean = torch.where(count > 0, state["at_commit"].sum(dim=1) / count.clamp(min=1), 1.0)
         above = signals.eligible & (sure > mean[:, None])
         enough = above.sum(dim=1) >= self.n
         ready = torch.where(enough[:, None], above, top(sure, signals.eligible, self.n))
-        count = ready.sum(dim=1)
 
-        drop = (sure - state["before"]).masked_fill(signals.first, 0.0)
-        back = (-(-count // self.share)).clamp(min=self.n // 2)
-        back = torch.minimum(back, count - 1).clamp(min=0)
-        remask = top(-drop, signals.observed & ~signals.masked, back)
-        state = {
-            "total": state["total"] + (sure * ready).sum(dim=1), "count": state["count"] + count, "before": sure,
-        }  # fmt: skip
-        return Decision(ready, rank=signals.confidence, remask=remask), state
+        full = ~(signals.eligible & ~ready).any(dim=1)
+        size = ready.sum(dim=1)
+        back = torch.minimum((-(-size // self.share)).clamp(min=self.n // 2), size - 1).clamp(min=0)
+        drop = sure - state["before"].masked_fill(signals.first, 0.0)
+        written = signals.observed & (ready | ~signals.masked)
+        back = top(-drop, written, back.masked_fill(full, 0))
+        state = {"at_commit": torch.where(ready, sure, state["at_commit"]), "before": sure}
+        return Decision(ready & ~back, rank=signals.confidence, remask=back & ~signals.masked), state

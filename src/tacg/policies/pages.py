@@ -1,0 +1,179 @@
+"""A page for each decoder, made of what is said once: docstrings, knobs and needs in the code, the rest in `about/`.
+
+`about/NAME.md` holds what code cannot tell, under three headings: the rule in mathematics, what its authors published,
+and when to use it. Its first lines (between `+++`) are the line of the table that the README shows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from tacg.errors import TacgError
+from tacg.policies.base import DEFAULT_BASE, Policy, Wrapper
+from tacg.policies.registry import BUILT_IN, get_policy
+from tacg.types import Needs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tacg.records.rows import ResultRow
+
+HEADINGS = ("Rule", "Published", "When to use it")
+TABLE = ("<!-- policies: make decoder-pages -->", "<!-- end of policies -->")  # where the README's table stands
+# What a need means; one that is not here is told by its name.
+MEANINGS = {
+    "names": "Signals",
+    "contrast": "A reference of past logits",
+    "credit": "Credit in the logits",
+    "scope": "Positions in view",
+    "committed": "Committed positions are read, too",
+    "samples": "Sampled tokens per position",
+    "branches": "Branches per step, a forward each",
+}
+
+
+@dataclass(frozen=True)
+class About:
+    """What `about/NAME.md` says. `commits` and `origin` are the README's columns."""
+
+    commits: str
+    origin: str
+    sections: Mapping[str, str]
+
+
+def about(name: str) -> About:
+    """What is written about a policy beside its code."""
+    file = resources.files("tacg.policies").joinpath("about", f"{name}.md")
+    if not file.is_file():
+        raise TacgError(f"The policy {name!r} has no page: write src/tacg/policies/about/{name}.md.")
+    parts = file.read_text(encoding="utf-8").split("+++\n")
+    if len(parts) != 3:
+        raise TacgError(f"about/{name}.md must begin with `commits` and `from` between two lines of +++.")
+    line = tomllib.loads(parts[1])
+    found = re.split(r"^## (.+)\n", parts[2], flags=re.MULTILINE)
+    sections = {title: text.strip() for title, text in zip(found[1::2], found[2::2], strict=True)}
+    if tuple(sections) != HEADINGS:
+        raise TacgError(f"about/{name}.md must have the headings {', '.join(HEADINGS)}; got {', '.join(sections)}.")
+    return About(line["commits"], line["from"], sections)
+
+
+def pages(agreement: Sequence[ResultRow] = (), arena: Sequence[ResultRow] = ()) -> dict[str, str]:
+    """Every page by its file's name, the index included.
+
+    agreement  rows of `tacg bench agreement`
+    arena      rows of decodes: `policy`, `task`, `n`, `accuracy`, `steps`, `tpf`
+    """
+    made = {f"{name}.md": page(name, agreement, arena) for name in BUILT_IN}
+    head = "# Decoders\n\nA page each: its rule, its knobs, what it needs, and figures: the authors' and ours.\n\n"
+    return made | {"README.md": head + overview("")}
+
+
+def page(name: str, agreement: Sequence[ResultRow] = (), arena: Sequence[ResultRow] = ()) -> str:
+    """The page of one policy."""
+    policy, words = get_policy(name), about(name)
+    paragraphs = [f"# {name}", paper(policy), inspect.getdoc(type(policy)) or ""]
+    paragraphs += ["## Rule", words.sections["Rule"]]
+    paragraphs += ["## Knobs", _knobs(policy), "## What it needs", _needs(policy)]
+    paragraphs += ["## Published", words.sections["Published"], "## On pocket", _figures(name, arena)]
+    paragraphs += ["## Agreement with the authors' code", _agreement(name, agreement)]
+    paragraphs += ["## When to use it", words.sections["When to use it"]]
+    return "\n\n".join(each.strip() for each in paragraphs) + "\n"
+
+
+def overview(folder: str) -> str:
+    """The table of all policies; `folder` is where their pages are, seen from the file that shows it."""
+    lines = []
+    for name in BUILT_IN:
+        words, wraps = about(name), isinstance(get_policy(name), Wrapper)
+        spelled = f"[`{name}`]({folder}{name}.md)" + (f", `{name}+…`" if wraps else "")
+        lines.append(f"| {spelled} | {words.commits} | {words.origin} |\n")
+    return "| name | commits | from |\n|---|---|---|\n" + "".join(lines)
+
+
+def with_table(text: str, folder: str) -> str:
+    """A text whose table of policies, between the two marks, is up to date."""
+    start, end = TABLE
+    if text.count(start) != 1 or text.count(end) != 1:
+        raise TacgError(f"There must be one {start!r} and one {end!r} around the table of policies.")
+    before, _, rest = text.partition(start)
+    return f"{before}{start}\n{overview(folder)}{end}{rest.partition(end)[2]}"
+
+
+def first_line(policy: Policy) -> str:
+    """What the policy does, in one sentence of its docstring."""
+    return (type(policy).__doc__ or "").strip().splitlines()[0]
+
+
+def paper(policy: Policy) -> str:
+    """Where it is from: the first paragraph of its file."""
+    text = (sys.modules[type(policy).__module__].__doc__ or "").strip()
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def _knobs(policy: Policy) -> str:
+    base = policy.base.knobs() if isinstance(policy, Wrapper) else {}
+    lines = [
+        (f"`{each.name}`", each.symbol, "none" if each.default is None else str(each.default),
+         each.type_name.replace("|", "or"), each.meaning)
+        for each in policy.knobs().values() if each.name not in base
+    ]  # fmt: skip
+    table = _table(("knob", "symbol", "default", "values", "meaning"), lines)
+    return table + (f"\n\nAnd those of the policy that it wraps, `{DEFAULT_BASE}` by default." if base else "")
+
+
+def _needs(policy: Policy) -> str:
+    plain, lines = Needs(), []
+    for each in dataclasses.fields(Needs):
+        value = getattr(policy.needs, each.name)
+        if value != getattr(plain, each.name):
+            meaning = MEANINGS.get(each.name, each.name.capitalize())
+            lines.append(f"- {meaning}." if value is True else f"- {meaning}: {_spelled(value)}.")
+    if policy.revises:
+        lines.append("- It revises: what it has written in an open block is not final.")
+    return "\n".join(lines) or "Nothing beyond the proposal and its confidence: no state, no extra forward."
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, frozenset | tuple):
+        return ", ".join(f"`{each}`" for each in sorted(value))
+    return str(value)
+
+
+def _figures(name: str, rows: Sequence[ResultRow]) -> str:
+    mine = [row for row in rows if row.get("policy", "").partition("(")[0] == name]
+    if not mine:
+        return "No rows yet: `tacg arena` makes them."
+    lines = [
+        (row["task"], f"`{row['policy']}`", str(row["n"]), f"{100 * row['accuracy']:.1f} %", f"{row['steps']:.1f}",
+         f"{row['tpf']:.2f}")
+        for row in sorted(mine, key=lambda row: (row["task"], row["steps"]))
+    ]  # fmt: skip
+    return _table(("task", "settings", "n", "accuracy", "steps", "tokens per forward"), lines)
+
+
+def _agreement(name: str, rows: Sequence[ResultRow]) -> str:
+    newest = {(row["series"], row["decoder"]): row for row in rows if name in row["policy"].split("+")}
+    mine = [row for row in newest.values() if row["n"]]
+    if not mine:
+        told = [row["skipped"] for row in newest.values()]
+        return told[0] if told else "Not compared: the authors' code was not to be had, or there is none."
+    lines = [
+        (row["decoder"], row["series"], f"{row['source']} {row['commit']}",
+         *(str(row[key]) for key in ("n", "same_tokens", "same_steps", "rounding", "known")))
+        for row in mine
+    ]  # fmt: skip
+    columns = ("decoder", "model", "code", "n", "same tokens", "same steps", "differ by rounding", "by a known cause")
+    remarks = dict.fromkeys(f"- {row['decoder']}: {row['why']}" for row in mine if row["why"])
+    return "\n".join([_table(columns, lines), "", *remarks])
+
+
+def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Markdown; words stand left, as in a text."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in (columns, ["---"] * len(columns), *lines))

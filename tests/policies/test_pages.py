@@ -1,0 +1,57 @@
+"""Pages of decoders: one for each, made of one source, and never stale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tacg import TacgError
+from tacg.policies.pages import HEADINGS, about, page, pages, with_table
+from tacg.policies.registry import BUILT_IN
+from tacg.records.rows import read_rows
+
+HOME = Path(__file__).parents[2]
+HINT = "run `make decoder-pages`"
+
+
+def rows(*parts: str) -> list[dict[str, object]]:
+    path = HOME.joinpath("docs", *parts, "rows.jsonl")
+    return read_rows(path) if path.exists() else []
+
+
+def test_pages_are_up_to_date() -> None:
+    expected = pages(rows("bench", "agreement"), rows("arena"))
+    folder = HOME / "docs" / "decoders"
+    assert {path.name for path in folder.iterdir()} == expected.keys(), HINT
+    stale = [name for name, text in expected.items() if (folder / name).read_text(encoding="utf-8") != text]
+    assert not stale, HINT
+    readme = (HOME / "README.md").read_text(encoding="utf-8")
+    assert readme == with_table(readme, "docs/decoders/"), HINT
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_what_is_written_beside_a_policy_says_something(name: str) -> None:
+    words = about(name)
+    assert words.commits
+    assert words.origin
+    assert all(words.sections[heading] for heading in HEADINGS)
+    assert words.sections["Rule"].count("$") % 2 == 0, "mathematics that opens must close"
+
+
+def test_a_page_tells_knobs_needs_and_figures() -> None:
+    row = {"policy": "saber(n=4)", "task": "pocket-math", "n": 500, "accuracy": 0.912, "steps": 14.26, "tpf": 2.5}
+    other = {**row, "policy": "tacg+saber"}
+    text = page("saber", arena=[row, other])
+    for words in ("| `n` |", "It revises", "91.2 %", "14.3", "2.50"):
+        assert words in text
+    assert "tacg+saber" not in text, "that is a row of TACG"
+    skipped = {"policy": "saber", "series": "pocket", "decoder": "Saber", "n": 0, "skipped": "no checkout"}
+    assert "no checkout" in page("saber", [skipped])
+
+
+def test_a_policy_without_a_page_is_refused() -> None:
+    with pytest.raises(TacgError, match=r"about/nobody\.md"):
+        about("nobody")
+    with pytest.raises(TacgError, match="table of policies"):
+        with_table("no marks here", "")
