@@ -37,16 +37,19 @@ EASY: dict[str, dict[str, int]] = {
     "free-code": {"min_steps": 2, "max_steps": 3},
     "free-sudoku": {"min_clues": 8, "max_clues": 10},
 }
+LONG = {"blocks": 4}  # wordier answers, so that a fourth block is not always padding: harder problems need it
 OPENING: list[tuple[str, dict[str, int], float]] = [
     ("free-math", EASY["free-math"], 0.30),
     (DRILL, {}, 0.50),
     ("free-code", EASY["free-code"], 0.20),
 ]
 MIXTURE: list[tuple[str, dict[str, int], float]] = [
-    ("free-math", {}, 0.28),
+    ("free-math", {}, 0.24),
+    ("free-math", LONG, 0.04),
     ("free-math", EASY["free-math"], 0.06),
     (DRILL, {}, 0.04),
-    ("free-code", {}, 0.24),
+    ("free-code", {}, 0.20),
+    ("free-code", LONG, 0.04),
     ("free-code", EASY["free-code"], 0.06),
     ("free-sudoku", {}, 0.22),
     ("free-sudoku", EASY["free-sudoku"], 0.10),

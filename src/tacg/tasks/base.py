@@ -132,7 +132,7 @@ def task_names() -> list[str]:
 
 
 def free_names() -> list[str]:
-    """The tasks in free wording, which pocket's second edition is trained on, and their harder forms, which it is not."""
+    """The tasks in free wording that pocket's second edition is trained on, and their harder forms, unseen in it."""
     return sorted(_FREE)
 
 

@@ -75,13 +75,14 @@ class FreeCode(Task):
     min_steps: int = knob(4, "fewest steps before the return", low=1, high=7)
     max_steps: int = knob(5, "most steps before the return", low=1, high=7)
     largest: int = knob(9, "largest number in a step", low=3, high=99)
+    blocks: int = knob(3, "blocks of 32 tokens that an answer may fill", low=2, high=6)
 
     name: ClassVar[str] = "free-code"
 
     @property
     def decode(self) -> Mapping[str, int]:
-        """Three blocks; four for six steps or seven."""
-        return {"gen_length": 96 if self.max_steps < 6 else 128, "block_length": 32}
+        """As many blocks as answers may fill."""
+        return {"gen_length": 32 * self.blocks, "block_length": 32}
 
     def draw(self, rng: random.Random) -> tuple[str, Problem]:
         """A docstring, and one of very many ways to write the function."""
@@ -117,6 +118,7 @@ class FreeCodeHard(FreeCode):
 
     min_steps: int = knob(6, "fewest steps before the return", low=1, high=7)
     max_steps: int = knob(6, "most steps before the return", low=1, high=7)
+    blocks: int = knob(4, "blocks of 32 tokens that an answer may fill", low=2, high=6)
 
     name: ClassVar[str] = "free-code-hard"
 

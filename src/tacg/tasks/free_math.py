@@ -29,7 +29,7 @@ EVENTS = [
 STEP = [
     "(On|Then on|Next, on) {day} {he} {said}, (which makes|which gives|making|so now it is|leaving) {after} {things}.",
     "{day}: {things} {sign} {b} (is|are|makes|gives|equals|come to) {after}.",
-    "(After|By|At the end of|Once it is) {day}, {sign} {b}, (there are|we have|{he} has|we count) {after} {things}( now|).",
+    "(After|By|At the end of) {day}, {sign} {b}, (there are|we have|{he} has|we count) {after} {things}( now|).",
     "{after} {things} (remain|are there|it is) (on|after|by) {day}, (as|since|because) {he} {said}.",
     "(The|Now the|So the) {things} (go|come|change|move) to {after} on {day}( with|, that is|,) {sign} {b}.",
     "(With|Given) {sign} {b} on {day}( we get| we reach| come|:) {after} {things}.",
@@ -57,13 +57,14 @@ class FreeMath(Task):
     min_events: int = knob(5, "fewest events of a story", low=2, high=7)
     max_events: int = knob(6, "most events of a story", low=2, high=7)
     largest: int = knob(9, "largest amount of an event", low=2, high=50)
+    blocks: int = knob(3, "blocks of 32 tokens that an answer may fill", low=2, high=6)
 
     name: ClassVar[str] = "free-math"
 
     @property
     def decode(self) -> Mapping[str, int]:
-        """Three blocks; four for seven events."""
-        return {"gen_length": 96 + 32 * max(0, self.max_events - 6), "block_length": 32}
+        """As many blocks as answers may fill."""
+        return {"gen_length": 32 * self.blocks, "block_length": 32}
 
     def draw(self, rng: random.Random) -> tuple[str, Problem]:
         """A story, and its reasoning in one of very many wordings."""
@@ -76,9 +77,8 @@ class FreeMath(Task):
             counts[events[-1].things] = events[-1].after
         he, (one, two) = PEOPLE[name], kinds
         story = " ".join(f"On {event.day} {he} {event.told}." for event in events)
-        prompt = (
-            f"{name} has {start[one]} {one} and {start[two]} {two}. {story} How many {one} and {two} are there now?"
-        )
+        prompt = f"{name} has {start[one]} {one} and {start[two]} {two}. {story}"
+        prompt += f" How many {one} and {two} are there now?"
         most = self.decode["gen_length"]
         answer = fitting(lambda: _reasoning(rng, name, start, events, counts), most * 5 // 6, most - 1)
         key = " ".join([*map(str, start.values()), *(f"{kinds.index(e.things)}{e.sign}{e.b}" for e in events)])
@@ -108,6 +108,7 @@ class FreeMathHard(FreeMath):
 
     min_events: int = knob(7, "fewest events of a story", low=2, high=7)
     max_events: int = knob(7, "most events of a story", low=2, high=7)
+    blocks: int = knob(4, "blocks of 32 tokens that an answer may fill", low=2, high=6)
 
     name: ClassVar[str] = "free-math-hard"
 

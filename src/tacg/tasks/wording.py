@@ -28,7 +28,7 @@ def say(rng: random.Random, template: str, **facts: object) -> str:
 
 
 def fitting(write: Callable[[], str], least: int, most: int) -> str:
-    """What `write` says first in `least` to `most` tokens; if it rarely does, the longest of some that are short enough.
+    """What `write` says first in `least` to `most` tokens; if that is rare, the longest of some that are short enough.
 
     Answers are decoded at a fixed length: one that is much shorter would leave a block of padding, which is no work.
     """
