@@ -2,8 +2,8 @@
 
     python recipes/pocket/train.py --run DIR --steps 20000
 
-DIR gets tokenizer files, `checkpoint.safetensors` (weights, their EMA, optimiser state, step), `loss.jsonl`, and `ages/`
-with the model as it was at five ages.
+DIR gets tokenizer files, `checkpoint.safetensors` (weights, their EMA, optimiser state, step), `loss.jsonl`, and
+`ages/` with the model as it was at five ages.
 Everything is derived from the step's number, so that a resumed run is the run that was never interrupted.
 """
 

@@ -27,16 +27,16 @@ def main(
     as_json: Json = False,
 ) -> None:
     """List what decoders can be graded on."""
-    from tacg.tasks import benchmark_names, get_task, task_names
+    from tacg.tasks import benchmark_names, free_names, get_task, task_names
 
     if name is None:
-        names = [*task_names(), *benchmark_names()]
+        names = [*task_names(), *free_names(), *benchmark_names()]
         about = {each: (type(get_task(each)).__doc__ or "").splitlines()[0] for each in names}
         if as_json:
             print_json(about)
         else:
             for task, line in about.items():
-                typer.echo(f"{task:15} {line}")
+                typer.echo(f"{task:16} {line}")
         return
     problems = list(load_task(name, data, knob or []).problems(split, n, seed))
     if as_json:

@@ -38,7 +38,7 @@ EXPRESSIONS["add {k} to each"] += ["{k} + {v}"]
 EXPRESSIONS["multiply each by {k}"] += ["{k} * {v}"]
 EXPRESSIONS["square each"] += ["{v} ** 2"]
 WHOLE = {
-    "sort them": ["sorted({xs})", "sorted({xs}[:])"],
+    "sort them": ["sorted({xs})", "sorted({xs}[:])", "sorted(list({xs}))"],
     "sort them from high to low": ["sorted({xs}, reverse=True)", "sorted({xs})[::-1]"],
     "reverse the order": ["{xs}[::-1]", "list(reversed({xs}))"],
     "keep the first {k}": ["{xs}[:{k}]", "list({xs}[:{k}])"],
@@ -49,13 +49,17 @@ TABLES = {"filter": CONDITIONS, "map": EXPRESSIONS, "whole": WHOLE}
 FORMS = {
     "filter": [
         "{t} = [{v} for {v} in {xs} if {code}]",
+        "{t} = list({v} for {v} in {xs} if {code})",
         "{t} = list(filter(lambda {v}: {code}, {xs}))",
         "{t} = []\nfor {v} in {xs}:\n    if {code}:\n        {t}.append({v})",
+        "{t} = []\nfor {v} in {xs}:\n    if {code}:\n        {t} += [{v}]",
     ],
     "map": [
         "{t} = [{code} for {v} in {xs}]",
+        "{t} = list({code} for {v} in {xs})",
         "{t} = list(map(lambda {v}: {code}, {xs}))",
         "{t} = []\nfor {v} in {xs}:\n    {t}.append({code})",
+        "{t} = []\nfor {v} in {xs}:\n    {t} += [{code}]",
     ],
     "whole": ["{t} = {code}"],
 }
@@ -65,7 +69,7 @@ RETURNS = {
     "return how many there are": ["return len({xs})", "count = len({xs})\nreturn count"],
 }
 MOST = len(NAMES[0].split())
-COMMENTED = 0.2  # share of the steps whose words are repeated in a comment
+COMMENTED = 0.25  # share of the steps whose words are repeated in a comment
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 SIZE = 4
 ROWS = "ABCDEFGH"
 STATEMENT = [
-    "(Row |){row} (is|reads|must be|becomes|has) {digits}.",
-    "(In|For) (row |){row} (we get|we find|there is|comes) {digits}.",
-    "(Then|Next|Now|So) (row |){row} (is|reads|must be|becomes|has) {digits}.",
-    "{digits} (is|fills|goes into|makes) (row |){row}.",
-    "(Row |){row} (lacks|misses|needs) {missing}, (so it is|hence|giving|and reads) {digits}.",
-    "(With|Given) {missing} missing, (row |){row} (is|reads|must be|becomes|has) {digits}.",
+    "Row {row} (is|reads|must be|becomes|has) {digits}.",
+    "(In|For) row {row} (we get|we find|there is|comes) {digits}.",
+    "(Then|Next|Now|So) row {row} (is|reads|must be|becomes|has) {digits}.",
+    "{digits} (is|fills|goes into|makes) row {row}.",
+    "Row {row} (lacks|misses|needs) {missing}, (so it is|hence|giving|and reads) {digits}.",
+    "(With|Given) {missing} missing, row {row} (is|reads|must be|becomes|has) {digits}.",
 ]
 
 
