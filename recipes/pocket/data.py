@@ -77,8 +77,8 @@ def build_tokenizer(directory: Path) -> None:
         ]
     )
     words: Counter[str] = Counter()
-    for name, knobs, _ in MIXTURE:
-        for prompt, answer in _texts(-1, name, knobs, 4000, random.Random(0))[0]:
+    for name in dict.fromkeys(name for name, _, _ in MIXTURE):
+        for prompt, answer in _texts(-1, name, {}, 1000, random.Random(0))[0]:
             words.update(piece for piece, _ in split.pre_tokenize_str(f"{prompt}\n{answer}"))
     words.update(space + str(number) for number in range(100) for space in ("Ġ", ""))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
