@@ -34,9 +34,6 @@ CONDITIONS["keep the numbers above {k}"] += ["{k} < {v}"]
 CONDITIONS["keep the numbers below {k}"] += ["{k} > {v}"]
 CONDITIONS["keep the multiples of {k}"] += ["not {v} % {k}"]
 EXPRESSIONS = {told: [code] for told, code in MAPS.items()}
-EXPRESSIONS["add {k} to each"] += ["{k} + {v}"]
-EXPRESSIONS["multiply each by {k}"] += ["{k} * {v}"]
-EXPRESSIONS["square each"] += ["{v} ** 2"]
 WHOLE = {
     "sort them": ["sorted({xs})", "sorted({xs}[:])", "sorted(list({xs}))"],
     "sort them from high to low": ["sorted({xs}, reverse=True)", "sorted({xs})[::-1]"],
@@ -49,14 +46,12 @@ TABLES = {"filter": CONDITIONS, "map": EXPRESSIONS, "whole": WHOLE}
 FORMS = {
     "filter": [
         "{t} = [{v} for {v} in {xs} if {code}]",
-        "{t} = list({v} for {v} in {xs} if {code})",
         "{t} = list(filter(lambda {v}: {code}, {xs}))",
         "{t} = []\nfor {v} in {xs}:\n    if {code}:\n        {t}.append({v})",
         "{t} = []\nfor {v} in {xs}:\n    if {code}:\n        {t} += [{v}]",
     ],
     "map": [
         "{t} = [{code} for {v} in {xs}]",
-        "{t} = list({code} for {v} in {xs})",
         "{t} = list(map(lambda {v}: {code}, {xs}))",
         "{t} = []\nfor {v} in {xs}:\n    {t}.append({code})",
         "{t} = []\nfor {v} in {xs}:\n    {t} += [{code}]",
@@ -69,7 +64,7 @@ RETURNS = {
     "return how many there are": ["return len({xs})", "count = len({xs})\nreturn count"],
 }
 MOST = len(NAMES[0].split())
-COMMENTED = 0.25  # share of the steps whose words are repeated in a comment
+COMMENTED = 0.2  # share of the steps whose words are repeated in a comment
 
 
 @dataclass(frozen=True)
@@ -129,9 +124,9 @@ class FreeCodeHard(FreeCode):
 
 def _written(rng: random.Random, argument: str, steps: list[Step], first: int, end: str) -> str:
     """The function in one of its styles."""
-    lines, source = [f"def {FUNCTION}({argument}):"], argument
+    lines, source, v = [f"def {FUNCTION}({argument}):"], argument, rng.choice(LOOP_NAMES)
     for number, (kind, told, codes) in enumerate(steps, first - 1):
-        target, v = rng.choice(NAMES).split()[number], rng.choice(LOOP_NAMES)
+        target = rng.choice(NAMES).split()[number]
         code = rng.choice(codes).format(v=v, xs=source)
         if rng.random() < COMMENTED:
             lines.append(f"# {told}")

@@ -27,15 +27,13 @@ EVENTS = [
 # What a step of the reasoning may look like. It names its day, so that the event can be found, its things, so that the
 # count before can be, and its result once, so that there is nothing to copy.
 STEP = [
-    "(On|Then on|Next, on) {day} {he} {said}, (which makes|which gives|making|so now it is|leaving) {after} {things}.",
-    "{day}: {things} {sign} {b} (is|are|makes|gives|equals|come to) {after}.",
-    "(After|By|At the end of) {day}, {sign} {b}, (there are|we have|{he} has|we count) {after} {things}( now|).",
-    "{after} {things} (remain|are there|it is) (on|after|by) {day}, (as|since|because) {he} {said}.",
-    "(The|Now the|So the) {things} (go|come|change|move) to {after} on {day}( with|, that is|,) {sign} {b}.",
-    "(With|Given) {sign} {b} on {day}( we get| we reach| come|:) {after} {things}.",
+    "On {day} {he} {said} of them, which (makes|leaves) {after} {things}.",
+    "{day}: the {things} {sign} {b} make {after} of them.",
+    "After {day} and {sign} {b} there (are|remain) {after} {things} now.",
+    "There are {after} {things} on {day}, as {he} {said} of them.",
 ]
-OPENING = "(At first|To start|To begin|Before that|First) (there are|we have|{he} has|{name} has) {start}."
-CLOSING = "(So|In the end|Finally|Therefore|All in all|Now) (there are|{he} has|{name} has|we are left with) {end}."
+OPENING = "At first {he} has {start}."
+CLOSING = "(So|Finally) {he} has {end}."
 
 
 class Event(NamedTuple):
@@ -117,14 +115,14 @@ def _reasoning(
     rng: random.Random, name: str, start: Mapping[str, int], events: list[Event], counts: Mapping[str, int]
 ) -> str:
     """The steps day by day, or all of one kind of things and then all of the other."""
-    who = {"he": PEOPLE[name], "name": name}
+    he = PEOPLE[name]
     order = rng.sample(list(start), 2)
     chapters = [order] if rng.random() < 0.5 else [[things] for things in order]
     sentences = []
     for kinds in chapters:
-        sentences.append(say(rng, OPENING, start=" and ".join(f"{start[kind]} {kind}" for kind in kinds), **who))
+        sentences.append(say(rng, OPENING, start=" and ".join(f"{start[kind]} {kind}" for kind in kinds), he=he))
         for event in events:
             if event.things in kinds:
-                sentences.append(say(rng, rng.choice(STEP), **who, **event._asdict()))
+                sentences.append(say(rng, rng.choice(STEP), he=he, **event._asdict()))
     end = " and ".join(f"{counts[kind]} {kind}" for kind in rng.sample(list(start), 2))
-    return " ".join([*sentences, say(rng, CLOSING, end=end, **who)])
+    return " ".join([*sentences, say(rng, CLOSING, end=end, he=he)])

@@ -19,12 +19,8 @@ if TYPE_CHECKING:
 SIZE = 4
 ROWS = "ABCDEFGH"
 STATEMENT = [
-    "Row {row} (is|reads|must be|becomes|has) {digits}.",
-    "(In|For) row {row} (we get|we find|there is|comes) {digits}.",
-    "(Then|Next|Now|So) row {row} (is|reads|must be|becomes|has) {digits}.",
-    "{digits} (is|fills|goes into|makes) row {row}.",
-    "Row {row} (lacks|misses|needs) {missing}, (so it is|hence|giving|and reads) {digits}.",
-    "(With|Given) {missing} missing, row {row} (is|reads|must be|becomes|has) {digits}.",
+    "Row {row} now reads {digits}.",
+    "Row {row} lacks {missing}, so it is {digits}.",
 ]
 
 
@@ -94,14 +90,16 @@ def statements(answer: str) -> dict[str, list[list[int]]]:
 
 
 def _told(rng: random.Random, solution: list[int], puzzle: list[int]) -> str:
+    """One grid and then the other, whichever is first; the rows of each in any order."""
     lines = list(zip(ROWS, _rows(solution), _rows(puzzle), strict=True))
     sentences = []
-    for row, cells, clues in rng.sample(lines, len(lines)):
-        missing = [cell for cell, clue in zip(cells, clues, strict=True) if not clue]
-        some = 0 < len(missing) < SIZE
-        facts = {"row": row, "digits": _digits(cells).strip()}
-        facts["missing"] = " and ".join(str(digit) for digit in rng.sample(missing, len(missing)))
-        sentences.append(say(rng, rng.choice(STATEMENT if some else STATEMENT[:-2]), **facts))
+    for grid in rng.sample([lines[:SIZE], lines[SIZE:]], 2):
+        for row, cells, clues in rng.sample(grid, SIZE):
+            missing = [cell for cell, clue in zip(cells, clues, strict=True) if not clue]
+            some = 0 < len(missing) < SIZE
+            facts = {"row": row, "digits": _digits(cells).strip()}
+            facts["missing"] = " and ".join(map(str, sorted(missing)))
+            sentences.append(say(rng, rng.choice(STATEMENT if some else STATEMENT[:-1]), **facts))
     return " ".join(sentences)
 
 
