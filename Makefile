@@ -3,11 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-# Where `make pocket` trains, for how long, where the result goes, and on how many problems it is measured.
+# Where `make pocket` trains, for how long, where the model and its younger selves go, and on how many problems the
+# model is measured.
 RUN ?= runs/pocket
 STEPS ?= 20000
 N ?= 500
-OUT ?= src/tacg/models/pocket
+OUT ?= $(RUN)/model
+AGES ?= $(RUN)/younger
 FLAGS ?=
 # Which of the tests of other engines: words that pytest -k takes.
 ONLY ?=
@@ -37,9 +39,10 @@ format: .venv/dev.stamp
 
 pocket: .venv/run.stamp  ## train the built-in model from nothing; goes on where it was
 	LD_PRELOAD=$(JEMALLOC) MALLOC_CONF=thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0 \
-	$(BIN)/python recipes/pocket/train.py --run $(RUN) --steps $(STEPS) $(FLAGS)
-	$(BIN)/python recipes/pocket/export.py --run $(RUN) --out $(OUT)
-	$(BIN)/python recipes/pocket/measure.py --model $(OUT) --n $(N)
+	OMP_WAIT_POLICY=passive $(BIN)/python recipes/pocket/train.py --run $(RUN) --steps $(STEPS) $(FLAGS)
+	$(BIN)/python recipes/pocket/export.py --run $(RUN) --out $(OUT) --ages $(AGES)
+	$(BIN)/python recipes/pocket/measure.py --model $(OUT) --n $(N) --picture $(OUT)/pocket.png
+	$(BIN)/python recipes/pocket/measure.py --model $(AGES)/age-* --n $(N) --brief
 
 decoder-pages: .venv/run.stamp  ## a page for each decoder and the README's table, from code, src/tacg/policies/about and rows
 	$(BIN)/tacg policies --pages docs/decoders --readme README.md

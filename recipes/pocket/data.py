@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tacg.tasks import get_task
-from tacg.tasks.pocket_math import SIGNS
+from tacg.tasks.wording import PIECES, say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,24 +27,32 @@ CHAT_TEMPLATE = (
     "{% else %}<|user|>{{ m.content | trim }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-# A word or number with the space before it; a line break with its indentation; a run of other signs.
-PIECES = r"\n(?: {4})*| ?[A-Za-z]+| ?\d{1,2}| ?[^\sA-Za-z\d]+|\s"
 
 # (task, difficulty, share of the samples). Language first: copying from the prompt is learned in a few hundred steps
-# without sudokus, and hardly at all beside them (docs/log.md). Easier sudokus teach those that are asked for.
-# Drills are sums without a story: a story holds five of them in 170 tokens, a drill thirteen.
+# without sudokus, and hardly at all beside them (docs/log.md). Easier problems teach those that are asked for.
+# Drills are sums without a story: a story holds six of them in 150 tokens, a drill thirteen.
 DRILL = "drill"
+EASY: dict[str, dict[str, int]] = {
+    "free-math": {"min_events": 3, "max_events": 4},
+    "free-code": {"min_steps": 2, "max_steps": 3},
+    "free-sudoku": {"min_clues": 8, "max_clues": 10},
+}
+LONG = {"blocks": 4}  # wordier answers, so that a fourth block is not always padding: harder problems need it
 OPENING: list[tuple[str, dict[str, int], float]] = [
-    ("pocket-math", {}, 0.35),
+    ("free-math", EASY["free-math"], 0.30),
     (DRILL, {}, 0.50),
-    ("pocket-code", {}, 0.15),
+    ("free-code", EASY["free-code"], 0.20),
 ]
 MIXTURE: list[tuple[str, dict[str, int], float]] = [
-    ("pocket-math", {}, 0.28),
+    ("free-math", {}, 0.24),
+    ("free-math", LONG, 0.04),
+    ("free-math", EASY["free-math"], 0.06),
     (DRILL, {}, 0.04),
-    ("pocket-code", {}, 0.36),
-    ("pocket-sudoku", {}, 0.24),
-    ("pocket-sudoku", {"clues": 8}, 0.08),
+    ("free-code", {}, 0.20),
+    ("free-code", LONG, 0.04),
+    ("free-code", EASY["free-code"], 0.06),
+    ("free-sudoku", {}, 0.22),
+    ("free-sudoku", EASY["free-sudoku"], 0.10),
 ]
 LONGER = 0.1  # share of samples that get more end-of-text padding than their task's answer length
 
@@ -69,8 +77,8 @@ def build_tokenizer(directory: Path) -> None:
         ]
     )
     words: Counter[str] = Counter()
-    for name, knobs, _ in MIXTURE:
-        for prompt, answer in _texts(-1, name, knobs, 4000, random.Random(0))[0]:
+    for name in dict.fromkeys(name for name, _, _ in MIXTURE):
+        for prompt, answer in _texts(-1, name, {}, 1000, random.Random(0))[0]:
             words.update(piece for piece, _ in split.pre_tokenize_str(f"{prompt}\n{answer}"))
     words.update(space + str(number) for number in range(100) for space in ("Ġ", ""))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -136,13 +144,12 @@ def _drill(rng: random.Random) -> tuple[str, str]:
     value = rng.randint(1, 99)
     asked, answered = ([f" {value}"], [f"Start with {value}."]) if chain else ([], [])
     while len(answered) < 13:
-        sign = rng.choice(list(SIGNS))
-        b = rng.randint(2, 3 if sign == "*" else 9)
-        after = {"+": value + b, "-": value - b, "*": value * b}[sign]
+        b = rng.randint(2, 9)
+        sign, after = rng.choice([("plus", value + b), ("minus", value - b)])
         if 1 <= after <= 99:
-            said = f" {SIGNS[sign]} {b}" if chain else f" {value} {SIGNS[sign]} {b}"
+            said = f" {sign} {b}" if chain else f" {value} {sign} {b}"
             asked.append(said)
-            answered.append(f"{said} is {after}.")
+            answered.append(say(rng, "{said} (is|are|makes|gives|equals) {after}.", said=said, after=after))
         value = after if chain and 1 <= after <= 99 else value if chain else rng.randint(1, 99)
     return f"Work it out:{','.join(asked)}", "".join(answered)
 

@@ -1,8 +1,9 @@
-"""Train pocket: a LLaDA of 2 M parameters, on a laptop's CPU. Can be killed at any moment and started again.
+"""Train pocket: a LLaDA of 2.3 M parameters, on a laptop's CPU. Can be killed at any moment and started again.
 
     python recipes/pocket/train.py --run DIR --steps 20000
 
-DIR gets tokenizer files, `checkpoint.safetensors` (weights, their EMA, optimiser state, step) and `loss.jsonl`.
+DIR gets tokenizer files, `checkpoint.safetensors` (weights, their EMA, optimiser state, step), `loss.jsonl`, and
+`ages/` with the model as it was at five ages.
 Everything is derived from the step's number, so that a resumed run is the run that was never interrupted.
 """
 
@@ -30,7 +31,7 @@ from tacg.models.llada import Llada, LladaConfig
 SHAPE: dict[str, Any] = {
     "model_type": "llada",
     "d_model": 160,
-    "n_layers": 6,
+    "n_layers": 7,
     "n_heads": 5,
     "n_kv_heads": 5,
     "mlp_hidden_size": 416,
@@ -48,7 +49,7 @@ class Plan:
     steps: int
     tokens_per_batch: int = 6144
     shard_samples: int = 4096
-    opening_shards: int = 12
+    opening_shards: int = 8
     warmup: int = 200
     decay: float = 0.8
     muon_lr: float = 0.02
@@ -56,7 +57,13 @@ class Plan:
     ema: float = 0.998
     weighting: str = "eq1"
     save_every: int = 250
+    ages: tuple[float, ...] = (0.08, 0.15, 0.3, 0.55, 1.0)  # shares of the steps after which the model is kept
     seed: int = 0
+
+    @property
+    def kept(self) -> set[int]:
+        """The steps after which the model is put aside."""
+        return {max(1, round(self.steps * age)) for age in self.ages}
 
     def rate(self, step: int) -> float:
         """The learning rate at a step, as a share of its peak."""
@@ -106,6 +113,8 @@ class Trainer:
                 if self.step % 50 == 0 or self.step == self.plan.steps:
                     self._log(sum(losses) / len(losses), tokens / (time.monotonic() - began))
                     began, tokens, losses = time.monotonic(), 0, []
+                if self.step in self.plan.kept:
+                    self._keep()
                 if self.step % self.plan.save_every == 0 or self.step == self.plan.steps:
                     self.save()
                 if self.step == self.plan.steps:
@@ -165,6 +174,14 @@ class Trainer:
         with (self.run / "loss.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         print(row, flush=True)
+
+    def _keep(self) -> None:
+        """Put today's averaged weights aside, as small as they ship: a model of this age."""
+        weights = {name: value.to(torch.bfloat16) for name, value in self.ema.items()}
+        (self.run / "ages").mkdir(exist_ok=True)
+        path = self.run / "ages" / f"{self.step:06d}.safetensors"
+        save_file(weights, f"{path}.new", {"format": "pt", "step": str(self.step)})
+        os.replace(f"{path}.new", path)
 
     def save(self) -> None:
         """Write everything to one file, in place of the old one only when it is complete."""
@@ -270,7 +287,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=250)
     parser.add_argument("--tokens-per-batch", type=int, default=6144)
     parser.add_argument("--shard-samples", type=int, default=4096)
-    parser.add_argument("--opening-shards", type=int, default=12, help="shards without sudokus at the start")
+    parser.add_argument("--opening-shards", type=int, default=8, help="shards without sudokus at the start")
     parser.add_argument("--shape", type=json.loads, default={}, help="JSON that overrides fields of config.json")
     asked = parser.parse_args()
     plan = Plan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import signal
@@ -39,7 +40,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_killed_run_resumes_as_if_nothing_had_happened(whole: Path, tmp_path: Path) -> None:
     child = subprocess.Popen(command(tmp_path, 12), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     checkpoint = tmp_path / "checkpoint.safetensors"
-    for _ in range(600):
+    for _ in range(3000):
         if checkpoint.exists():
             break
         time.sleep(0.1)
@@ -67,12 +68,47 @@ def test_a_verifier_is_trained_in_a_moment(tmp_path: Path) -> None:
 
 
 def test_the_export_is_a_checkpoint_like_any_other(whole: Path, tmp_path: Path) -> None:
-    words = [sys.executable, str(RECIPE / "export.py"), "--run", str(whole), "--out", str(tmp_path)]
+    out, ages = tmp_path / "model", tmp_path / "ages"
+    words = [sys.executable, str(RECIPE / "export.py"), "--run", str(whole), "--out", str(out), "--ages", str(ages)]
     subprocess.run(words, check=True, timeout=120, capture_output=True)
-    llm = tacg.load(tmp_path)
+    assert sorted(path.name for path in ages.iterdir()) == [f"age-{number}" for number in range(1, 6)]
+    young, old, newest = (load_file(path / "model.safetensors") for path in (ages / "age-1", ages / "age-5", out))
+    assert all(torch.equal(old[name], tensor) for name, tensor in newest.items())
+    assert not any(torch.equal(young[name], old[name]) for name in old if name.endswith("proj.weight"))
+    assert len(tacg.load(ages / "age-1").generate("Mia has 23 apples.", gen_length=8, early_stop=False).tokens) == 8
+    llm = tacg.load(out)
     text = "Mia has 23 apples. She buys 8 more.\nfor n in data: # żółw\n    5 . 4"
     assert llm.tokenizer.decode(llm.tokenizer.encode(text)) == text
     assert len(llm.tokenizer.encode(" 37")) == 1
     output = llm.generate("Mia has 23 apples.", gen_length=16, early_stop=False)
     assert len(output.tokens) == 16
     assert llm.model.spec.mask_id not in output.tokens
+
+
+def test_rows_and_card_say_what_it_can_do(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(RECIPE)
+    export, measure = (importlib.import_module(name) for name in ("export", "measure"))
+    export.export(whole, tmp_path)
+    rows = measure.measure(tmp_path, 2, 0, brief=True)
+    measure.write_card(tmp_path, rows)
+    assert {(row["n"], row["age"]) for row in rows} == {(2, 12)}
+    assert {row["steps_per_block"] for row in rows if row["decoder"] == "schedule"} == {32}
+    card = (tmp_path / "README.md").read_text("utf-8")
+    assert all(f"| {task} | 0.0 | " in card for task in ("free-code", "free-math", "free-sudoku"))
+    assert capsys.readouterr().out.count("| schedule |") == 3
+    assert measure.measure(tmp_path, 2, 0, brief=True) == rows
+    assert "|" not in capsys.readouterr().out, "what is measured is not measured again"
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "steps", "tpf", "within"),
+    [(0.7, 9, 3.5, True), (0.9, 9, 3.5, False), (0.6, 9, 3.5, False), (0.7, 7, 3.5, False), (0.7, 20, 1.6, False)],
+)
+def test_the_regime_is_that_of_real_models(
+    accuracy: float, steps: float, tpf: float, within: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(RECIPE)
+    measure = importlib.import_module("measure")
+    assert measure.within({"accuracy": accuracy}, {"steps_per_block": steps, "tpf": tpf}) is within

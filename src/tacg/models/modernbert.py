@@ -172,7 +172,7 @@ class ModernBert(MaskedLM):
                 wide=True,
                 window=config.window if kind == LOCAL else None,
                 layers=len(config.kinds),
-            )  # fmt: skip
+            )
             for kind, theta in config.thetas.items()
         }
         x = self.embedding_norm(self.word(tokens))

@@ -26,6 +26,7 @@ class Apd(Policy):
     """
 
     name: ClassVar[str] = "apd"
+    frontier: ClassVar = ("weight", (0.95, 0.9, 0.8, 0.7, 0.6, 0.5))
 
     weight: float = knob(0.7, "weight of the diffusion model in the target", symbol="R", low=0, high=1)
     lookahead: int = knob(100, "positions from the first mask that may be committed", symbol="M", low=1, per_row=True)

@@ -25,6 +25,7 @@ class Attention(Policy):
     """
 
     name: ClassVar[str] = "attention"
+    frontier: ClassVar = ("threshold", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99))
 
     threshold: float = knob(0.9, "confidence from which a position is sure", symbol="τ", low=0, high=1, per_row=True)
     layers: float = knob(1.0, "share of the layers whose attention counts, the last ones", low=0.01, high=1)

@@ -31,6 +31,7 @@ class Dapd(Policy):
     """
 
     name: ClassVar[str] = "dapd"
+    frontier: ClassVar = ("edge", (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003))
 
     edge: float = knob(0.01, "attention above which two masks depend on each other", symbol="τ", low=0, per_row=True)
     sure: float = knob(0.9, "confidence to commit once half of the block is written", low=0, high=1, per_row=True)

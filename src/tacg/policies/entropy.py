@@ -21,6 +21,7 @@ class EntropyThreshold(Policy):
     """
 
     name: ClassVar[str] = "entropy"
+    frontier: ClassVar = ("threshold", (1.2, 0.8, 0.5, 0.3, 0.1, 0.03))
 
     threshold: float = knob(
         0.5, "entropy up to which positions are committed, in nats", symbol="τ_H", low=0, per_row=True

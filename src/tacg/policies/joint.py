@@ -25,6 +25,7 @@ class JointThreshold(Policy):
     """
 
     name: ClassVar[str] = "joint"
+    frontier: ClassVar = ("threshold", (0.3, 0.5, 0.7, 0.9, 0.95, 0.99))
 
     threshold: float = knob(0.5, "what a mask's confidence must exceed", symbol="θ", low=0, high=1, per_row=True)
     edit_threshold: float = knob(

@@ -25,6 +25,7 @@ class LocalLeap(Policy):
     """
 
     name: ClassVar[str] = "localleap"
+    frontier: ClassVar = ("relaxed", (0.3, 0.5, 0.65, 0.75, 0.85, 0.9))
 
     threshold: float = knob(0.9, "confidence of an anchor", symbol="κ", low=0, high=1, per_row=True)
     relaxed: float = knob(0.75, "confidence to commit near an anchor", symbol="τ", low=0, high=1, per_row=True)

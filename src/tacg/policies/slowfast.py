@@ -28,6 +28,7 @@ class SlowFast(Policy):
     """
 
     name: ClassVar[str] = "slowfast"
+    frontier: ClassVar = ("threshold", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99))
 
     threshold: float = knob(0.9, "confidence to commit", symbol="τ_high", low=0, high=1, per_row=True)
     low: float = knob(0.3, "confidence that a cycle reaches out for", symbol="τ_min", low=0, high=1, per_row=True)

@@ -28,6 +28,7 @@ class Streaming(Policy):
     """
 
     name: ClassVar[str] = "streaming"
+    frontier: ClassVar = ("threshold", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99))
 
     threshold: float = knob(0.9, "confidence to commit while all is masked", symbol="τ", low=0, high=1, per_row=True)
     alpha: float = knob(

@@ -31,6 +31,7 @@ class Wino(Policy):
     """
 
     name: ClassVar[str] = "wino"
+    frontier: ClassVar = ("threshold", (0.4, 0.5, 0.6, 0.7, 0.8, 0.9))
 
     threshold: float = knob(0.6, "confidence above which drafts are made", symbol="τ₁", low=0, high=1, per_row=True)
     keep: float = knob(0.9, "probability below which tokens are re-masked", symbol="τ₂", low=0, high=1, per_row=True)

@@ -116,7 +116,14 @@ _TASKS = {
     "pocket-code": "tacg.tasks.pocket_code:PocketCode",
     "pocket-sudoku": "tacg.tasks.pocket_sudoku:PocketSudoku",
 }
-
+_FREE = {
+    "free-math": "tacg.tasks.free_math:FreeMath",
+    "free-math-hard": "tacg.tasks.free_math:FreeMathHard",
+    "free-code": "tacg.tasks.free_code:FreeCode",
+    "free-code-hard": "tacg.tasks.free_code:FreeCodeHard",
+    "free-sudoku": "tacg.tasks.free_sudoku:FreeSudoku",
+    "free-sudoku-hard": "tacg.tasks.free_sudoku:FreeSudokuHard",
+}
 
 _BENCHMARKS = {
     "gsm8k": "tacg.tasks.gsm8k:GSM8K",
@@ -138,8 +145,13 @@ _JUDGED: dict[str, dict[str, Any]] = {
 
 
 def task_names() -> list[str]:
-    """Every task that is generated, and so needs nothing."""
+    """The tasks that `pocket` was trained on: each is generated, and so needs nothing."""
     return sorted(_TASKS)
+
+
+def free_names() -> list[str]:
+    """The tasks in free wording that pocket's second edition is trained on, and their harder forms, unseen in it."""
+    return sorted(_FREE)
 
 
 def benchmark_names() -> list[str]:
@@ -154,7 +166,7 @@ def judged_names() -> list[str]:
 
 def get_task(name: str, **knobs: Any) -> Task:
     """A task by name; its knobs set the difficulty, or where a set is and how it is asked."""
-    known = _TASKS | _BENCHMARKS | dict.fromkeys(_JUDGED, "tacg.tasks.reactions:Reactions")
+    known = _TASKS | _FREE | _BENCHMARKS | dict.fromkeys(_JUDGED, "tacg.tasks.reactions:Reactions")
     if name not in known:
         raise unknown("task", name, known)
     module, _, attribute = known[name].partition(":")

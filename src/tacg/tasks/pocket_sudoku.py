@@ -42,8 +42,8 @@ class PocketSudoku(Task):
         """Some puzzles; equal solutions are the same problem."""
         size = int(self.size)
         least = self.clues if self.clues is not None else {4: 7, 6: 16}[size]
-        solutions = [_full_grid(size, rng) for _ in range(self.puzzles)]
-        puzzles = [_thin_out(solution, size, least, rng) for solution in solutions]
+        solutions = [full_grid(size, rng) for _ in range(self.puzzles)]
+        puzzles = [thin_out(solution, size, least, rng) for solution in solutions]
         rows, columns = BOX[size]
         asked, answer = ("\n\n".join(show(grid, size) for grid in grids) for grids in (puzzles, solutions))
         what = "these" if self.puzzles > 1 else "this"
@@ -74,7 +74,7 @@ def _box(place: int, size: int) -> int:
     return row // rows * (size // columns) + column // columns
 
 
-def _full_grid(size: int, rng: random.Random) -> Grid:
+def full_grid(size: int, rng: random.Random) -> Grid:
     """A random solved grid, by trying digits in random order."""
     grid = [0] * (size * size)
     rows, columns, boxes = ([0] * size for _ in range(3))
@@ -96,7 +96,7 @@ def _full_grid(size: int, rng: random.Random) -> Grid:
     return grid
 
 
-def _thin_out(solution: Grid, size: int, least: int, rng: random.Random) -> Grid:
+def thin_out(solution: Grid, size: int, least: int, rng: random.Random) -> Grid:
     """Take clues away in random order as long as elimination alone still solves the puzzle."""
     puzzle = list(solution)
     left = size * size

@@ -1,0 +1,150 @@
+"""Tasks in free wording: one meaning in many words, graded by meaning; harder forms that training never sees."""
+
+from __future__ import annotations
+
+import random
+import re
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tacg import TacgError
+from tacg.tasks import free_names, get_task
+from tacg.tasks.free_code import COMMENTED, NAMES
+from tacg.tasks.free_sudoku import statements
+from tacg.tasks.wording import fitting, say, tokens_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TRAINED = ["free-code", "free-math", "free-sudoku"]
+
+
+def test_tasks_are_listed() -> None:
+    assert free_names() == sorted([*TRAINED, *(f"{name}-hard" for name in TRAINED)])
+    with pytest.raises(TacgError, match=r"Did you mean 'free-math'\?"):
+        get_task("fre-math")
+
+
+@pytest.mark.parametrize("name", free_names())
+def test_problems_are_reproducible_fit_and_are_graded_by_meaning(name: str) -> None:
+    task = get_task(name)
+    problems = list(task.problems("dev", n=12, seed=4))
+    assert problems == list(task.problems("dev", n=12, seed=4))
+    assert not {p.id for p in problems} & {p.id for p in task.problems("dev", n=12, seed=5)}
+    assert all(task.grade(problem, problem.answer).correct for problem in problems)
+    by_chance = sum(task.grade(problem, other.answer).correct for problem, other in pairwise(problems))
+    assert by_chance <= 1, "two functions may happen to agree"
+    assert not any(task.grade(problem, "").correct for problem in problems)
+    length, block = task.decode["gen_length"], task.decode["block_length"]
+    sizes = [tokens_in(problem.answer) for problem in task.problems("dev", n=100)]
+    assert max(sizes) < length, "the end must fit in too"
+    assert sum(sizes) / len(sizes) > length - block, "a block of padding is no work"
+    assert len(set(sizes)) > 5, "lengths vary"
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_one_problem_has_many_answers_all_of_them_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+
+    def all_of_them(write: Callable[[], str], least: int, most: int) -> str:
+        written[:] = [write() for _ in range(20)]
+        return written[0]
+
+    monkeypatch.setattr(f"tacg.tasks.{name.replace('-', '_')}.fitting", all_of_them)
+    task = get_task(name)
+    _, problem = task.draw(random.Random(1))
+    assert len(set(written)) == 20
+    assert all(task.grade(problem, answer).correct for answer in written)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_no_training_text_occurs_elsewhere(name: str) -> None:
+    """The hash of a problem's solution decides the split; the harder form is apart by construction."""
+    task = get_task(name)
+    train = list(islice(task.problems("train", seed=1), 3000))
+    held = [p for split in ("dev", "test") for p in task.problems(split, n=150, seed=2)]
+    held += list(get_task(f"{name}-hard").problems("train", n=150, seed=1))
+    assert not {p.prompt for p in train} & {p.prompt for p in held}
+    assert not {p.answer for p in train} & {p.answer for p in held}
+
+
+def test_harder_forms_are_harder() -> None:
+    stories = {name: next(get_task(name).problems()).prompt.count("On ") for name in ("free-math", "free-math-hard")}
+    assert stories["free-math"] < stories["free-math-hard"] == 7
+    functions = {name: max(_steps(name)) for name in ("free-code", "free-code-hard")}
+    assert functions == {"free-code": 5, "free-code-hard": 6}
+    clues = [16 - p.data["puzzle"][:16].count(0) for p in get_task("free-sudoku").problems(n=30)]
+    assert set(clues) == {5, 6, 7}
+    assert next(get_task("free-sudoku-hard").problems()).data["puzzle"].count(0) == 2 * 12
+
+
+def _steps(name: str) -> list[int]:
+    return [len(re.findall(r"\d: ", problem.prompt)) for problem in get_task(name).problems(n=30)]
+
+
+def test_stories_are_graded_on_what_is_said_last_of_each_kind() -> None:
+    task = get_task("free-math")
+    problem = next(task.problems())
+    (one, first), (two, second) = problem.data["counts"].items()
+    assert task.grade(problem, f"There are {second} {two} and {first} {one}.").correct
+    assert task.grade(problem, f"First 1 {one}. So {first} {one}, {second} {two}").correct
+    half = task.grade(problem, f"There are {second} {two} and {first} {one}. No, {first + 1} {one}.")
+    assert (half.correct, half.score) == (False, 0.5)
+    assert not task.grade(problem, f"There are {first} and {second}.").correct
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Row A is 1 2 3 4.", {"A": [[1, 2, 3, 4]]}),
+        ("1 2 3 4 fills row B. In row C we get 4 3 2 1.", {"B": [[1, 2, 3, 4]], "C": [[4, 3, 2, 1]]}),
+        ("Row D lacks 3 and 4, giving 1 2 3 4.", {"D": [[1, 2, 3, 4]]}),
+        ("Row A is 1 2 3 4. Row A is 4 3 2 1.", {"A": [[1, 2, 3, 4], [4, 3, 2, 1]]}),
+        ("Row A row B is 1 2 3 4.", {}),  # two wordings in one sentence say nothing
+        ("Row A is 1 2 3 4 1 2 3 4.", {}),
+        ("Row A is 1 2 is 3 4.", {}),
+        ("Row I is 1 2 3 4.", {}),
+    ],
+)
+def test_rows_are_read_from_sentences(said: str, told: dict[str, list[list[int]]]) -> None:
+    assert statements(said) == told
+
+
+def test_every_row_of_a_sudoku_is_told_and_never_wrongly() -> None:
+    task = get_task("free-sudoku")
+    problem = next(task.problems())
+    sentences = problem.answer.removesuffix(".").split(". ")
+    shuffled = ". ".join(reversed(sentences)) + "."
+    assert task.grade(problem, shuffled).correct
+    assert task.grade(problem, f"{shuffled} {sentences[0]}.").correct, "saying it twice is no mistake"
+    missing = task.grade(problem, ". ".join(sentences[1:]) + ".")
+    assert not missing.correct
+    assert 0.5 < missing.score < 1
+    row = next(iter(statements(sentences[0])))
+    assert not task.grade(problem, f"Row {row} is 1 1 1 1. {shuffled}").correct
+
+
+def test_functions_with_mixed_names_do_not_run() -> None:
+    task = get_task("free-code")
+    problem = next(p for p in task.problems() if "return sum" in p.answer)
+    assert task.grade(problem, problem.answer).correct
+    mixed = re.sub(r"return sum\(\w+\)", "return sum(omega)", problem.answer)
+    assert task.grade(problem, mixed).score == 0
+    series = [set(names.split()) for names in NAMES]
+    assert sum(map(len, series)) == len(set().union(*series)), "a name says which step it is"
+    comments = sum("#" in p.answer for p in task.problems(n=100))
+    assert 20 < comments < 95, COMMENTED
+
+
+def test_say_draws_every_alternative_and_fills_in_facts() -> None:
+    said = {say(random.Random(seed), "(On|By (the|)) {day}( now|).", day="Monday") for seed in range(200)}
+    assert said == {
+        f"{start} Monday{end}" for start in ("On", "By the", "By ") for end in (".", " now.")
+    }  # what is in brackets inside brackets is chosen too
+    words = iter(["a", "a b c d", "a b c"])
+    assert fitting(lambda: next(words), 3, 3) == "a b c"
+    assert fitting(lambda: "a", 3, 3) == "a"
+    with pytest.raises(ValueError, match="No wording fits into 1 tokens"):
+        fitting(lambda: "a b", 1, 1)
