@@ -70,10 +70,10 @@ class Trace:
         """The masked positions of a block, left to right."""
         return [i for i in range(start, stop) if self.canvas[len(self.task.prompt) + i] == self.task.mask_id]
 
-    def forward(self) -> Array:
-        """A step: posteriors [gen_length, V] of the answer."""
+    def forward(self, until: int | None = None) -> Array:
+        """A step: posteriors [gen_length, V] of the answer, or of its positions before `until`, if it ended there."""
         self.steps += 1
-        return self.look(self.canvas)
+        return self.look(self.canvas if until is None else self.canvas[: len(self.task.prompt) + until])
 
     def look(self, canvas: Canvas) -> Array:
         """Posteriors of the answer on any canvas, the mask ruled out before the softmax."""
@@ -331,18 +331,24 @@ def slowfast(task: Task, denoise: Denoise, *, tau: float, low: float, k: int) ->
             if end is None:
                 trace.saw["unsettled"] += len(guesses) > 1
                 end = sum(guesses[-2:]) // len(guesses[-2:])
+            fast = 0
             while trace.masked(first, end):
-                _within(trace, first, stop, end, deadline, tau, low)
+                cut = fast > 0 and trace.steps + 1 < deadline
+                _within(trace, first, end if cut else stop, end, deadline, tau, low, end if cut else None)
+                fast += 1
                 trace.saw["fast"] += 1
+                trace.saw["cut short"] += cut and end < task.gen_length
             trace.saw["another cycle"] += bool(trace.masked(start, stop))
             first = end
     return trace
 
 
-def _within(trace: Trace, first: int, stop: int, end: int, deadline: int, tau: float, low: float) -> int:
+def _within(
+    trace: Trace, first: int, stop: int, end: int, deadline: int, tau: float, low: float, until: int | None = None
+) -> int:
     """A step of SlowFast, which commits before `end`; just behind the last position that is roughly sure."""
     masks = trace.masked(first, stop)
-    p = trace.forward()
+    p = trace.forward(until)
     c = {i: float(p[i].max()) for i in masks}
     high = [i for i in masks if i < end and c[i] >= tau]
     trace.saw["one is high"] += len(high) == 1

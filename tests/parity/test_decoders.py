@@ -253,7 +253,16 @@ MET = {
     "dapd": ("base", "fallback", "several at once", "joined to one that is taken", "late and sure"),
     "localleap": ("base", "fallback", "near an anchor", "near an anchor of the next block", "sure enough but too far"),
     "hierarchy": ("base", "fallback", "several runs", "remask", "edit", "more written than re-masked"),
-    "slowfast": ("base", "fallback", "one is high", "nothing in reach", "unsettled", "fast", "another cycle"),
+    "slowfast": (
+        "base",
+        "fallback",
+        "one is high",
+        "nothing in reach",
+        "unsettled",
+        "fast",
+        "cut short",
+        "another cycle",
+    ),
     "joint": ("base", "fallback", "edit", "edit refused", "edited when full", "read again, nothing to edit"),
     "lopa": ("base", "a branch wins", "the anchor wins", "fewer branches", "several blocks open"),
     "klass": (

@@ -23,8 +23,7 @@ class SlowFast(Policy):
     A cycle begins where the last one ended. Each of its `k` slow steps guesses its end, the last position that reaches
     `low`; two guesses in a row that differ by at most one settle it, else the mean of the last two does. Slow steps
     commit in the rest of the block, fast ones before the end: what reaches `threshold` if that is more than one
-    position, else the surest. The rule only: in fast steps the authors also leave what is behind the end out of the
-    forward.
+    position, else the surest. From the second fast step on, what is behind the end is left out of the forward.
     """
 
     name: ClassVar[str] = "slowfast"
@@ -68,4 +67,5 @@ class SlowFast(Policy):
         cycle = (place >= first) & (place < end)
         after = {"first": first, "end": end, "guess": reached, "slow": slow + ~fast, "settled": settled}
         notes = {"cycle": cycle.to(sure.dtype)}
-        return Decision(ready, rank=sure, notes=notes), {name: value[:, 0] for name, value in after.items()}
+        reach = None if signals.length is None else torch.where(fast[:, 0], end[:, 0], signals.length)
+        return Decision(ready, rank=sure, notes=notes, reach=reach), {name: each[:, 0] for name, each in after.items()}
