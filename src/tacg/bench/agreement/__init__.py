@@ -238,4 +238,5 @@ def report(rows: Sequence[ResultRow]) -> str:
 def refuse_nothing(rows: Sequence[ResultRow], sources: Path) -> None:
     """Raise if there was nothing to compare with."""
     if not any(row["n"] for row in rows):
-        raise TacgError(f"No checkout was found in {sources}: clone the repositories that the rows name into it.")
+        wanted = " ".join(dict.fromkeys(f"https://github.com/{row['source']}" for row in rows))
+        raise TacgError(f"No checkout was found in {sources}; `git clone` any of these into it: {wanted}")

@@ -210,8 +210,8 @@ def _dinfer(rule: str, **knobs: Any) -> Call:
 
 
 DREAM = (
-    "Its loop as Fast-dLLM carries it, with half as many steps as positions. Where its share rounds down to none, Dream "
-    "spends a forward; we commit one position."
+    "Its loop as Fast-dLLM carries it, with half as many steps as positions. Where its share rounds down to none, "
+    "Dream spends a forward; we commit one position."
 )
 
 
