@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tacg.types import Output
 
 TASKS = ("pocket-math", "pocket-code", "pocket-sudoku")
+LENGTHS = {"gen_length": 32, "block_length": 16}  # two blocks show what a rule does; longer ones show it again
 SURE = 1e-5  # proposals within this of certainty: float32 has few or no numbers left to tell them apart
 AGREES = ("same_tokens", "same_steps", "rounding", "known")
 COLUMNS = (
@@ -50,7 +51,9 @@ COLUMNS = (
 REPORT = f"""# Agreement with the authors' code
 
 Our policies beside the loops that their authors published, on one model and the same prompts. Both see the same
-logits; what is compared is every canvas that the model is shown. Drawn from [rows](rows.jsonl).
+logits; what is compared is every canvas that the model is shown. Prompts are test problems of {", ".join(TASKS)}, as
+many of each. Answers have {LENGTHS["gen_length"]} positions in blocks of {LENGTHS["block_length"]}.
+Drawn from [rows](rows.jsonl).
 
 - **same tokens**: the finished answers are equal. **same steps**: so is every canvas on the way.
 - **differ by rounding**: the first difference is among proposals within {SURE:g} of certainty. Most loops sort these in
@@ -73,7 +76,6 @@ class Series:
 
 
 SERIES = (Series("pocket", 1.0), Series("pocket, logits halved", 0.5))
-LENGTHS = {"gen_length": 32, "block_length": 16}  # two blocks show what a rule does; longer ones show it again
 
 
 def measure(
@@ -236,4 +238,5 @@ def report(rows: Sequence[ResultRow]) -> str:
 def refuse_nothing(rows: Sequence[ResultRow], sources: Path) -> None:
     """Raise if there was nothing to compare with."""
     if not any(row["n"] for row in rows):
-        raise TacgError(f"No checkout was found in {sources}: clone the repositories that the rows name into it.")
+        wanted = " ".join(dict.fromkeys(f"https://github.com/{row['source']}" for row in rows))
+        raise TacgError(f"No checkout was found in {sources}; `git clone` any of these into it: {wanted}")

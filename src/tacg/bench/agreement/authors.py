@@ -210,7 +210,8 @@ def _dinfer(rule: str, **knobs: Any) -> Call:
 
 
 DREAM = (
-    "With half as many steps as positions. Where its share rounds down to none, Dream spends a forward; we commit one."
+    "Its loop as Fast-dLLM carries it, with half as many steps as positions. Where its share rounds down to none, "
+    "Dream spends a forward; we commit one position."
 )
 
 
