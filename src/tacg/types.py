@@ -111,6 +111,8 @@ class Needs:
             raise TacgError("`needs` of reference or readout must come with contrast=EmaContrast(w, beta).")
         if past is None and "drift" in names:
             raise TacgError("`needs` of drift must come with past=Past(steps, decay).")
+        if branches and scope == "block":
+            raise TacgError('`scope` must be "open" or "answer" for a policy that proposes branches; got "block".')
         if branches and (attention or verifier):
             raise TacgError("A policy that proposes branches can neither look at attention nor be verified.")
         for name, value in (

@@ -83,6 +83,10 @@ def test_undeclared_signals_are_refused_with_advice() -> None:
         Needs("confidense")
     with pytest.raises(TacgError, match="contrast=EmaContrast"):
         Needs("readout")
+    with pytest.raises(TacgError, match='`scope` must be "open" or "answer" for a policy that proposes branches'):
+        Needs(branches=2)
+    with pytest.raises(TacgError, match="branches can neither look at attention nor be verified"):
+        Needs(scope="open", branches=2, attention=1.0)
 
 
 def test_top_takes_a_number_per_row_and_the_lowest_of_equals() -> None:
