@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -112,3 +113,23 @@ def test_the_regime_is_that_of_real_models(
     monkeypatch.syspath_prepend(RECIPE)
     measure = importlib.import_module("measure")
     assert measure.within({"accuracy": accuracy}, {"steps_per_block": steps, "tpf": tpf}) is within
+
+
+def test_the_ideal_model_knows_every_wording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against counting: "a" or "b c", then the same again, then an end; of three tokens at least, in five places."""
+    monkeypatch.syspath_prepend(RECIPE)
+    ideal = importlib.import_module("ideal")
+    first = [("start", "middle", "a", 0.5), ("start", "middle", "b c", 0.5)]
+    second = [("middle", "end", " a d", 0.25), ("middle", "end", " b c d", 0.75)]
+    model = ideal.Ideal([*first, *second], 6, 3)
+    pieces = {piece: number for number, piece in enumerate(model.pieces)}
+    start = model.chances(np.full(6, -1))
+    assert start[0, pieces["a"]] == pytest.approx(0.5)
+    assert start[4, pieces[" d"]] == pytest.approx(0.375)
+    seen = np.full(6, -1)
+    seen[3] = pieces[" d"]  # "a b c d" or "b c a d"
+    after = model.chances(seen)
+    assert after[0, pieces["a"]] == pytest.approx(0.375 / 0.5)
+    assert after[2, pieces[" a"]] == pytest.approx(0.125 / 0.5)
+    assert after[4, 0] == pytest.approx(1)
+    assert model.decode(0.9) == ([5], "a b c d"), "padding; a; padding, by then sure; b; the rest"

@@ -36,8 +36,8 @@ OPENING = "At first {he} has {start}."
 CLOSING = "(So|Finally) {he} has {end}."
 
 
-class Event(NamedTuple):
-    """One event: its day and things, the words for it, and the count of these things after it."""
+class Change(NamedTuple):
+    """One event of a story: its day and things, the words for it, and the count of these things after it."""
 
     day: str
     things: str
@@ -82,7 +82,7 @@ class FreeMath(Task):
         key = " ".join([*map(str, start.values()), *(f"{kinds.index(e.things)}{e.sign}{e.b}" for e in events)])
         return key, Problem("", prompt, answer, {"counts": counts})
 
-    def _event(self, rng: random.Random, day: str, things: str, counts: Mapping[str, int]) -> Event:
+    def _event(self, rng: random.Random, day: str, things: str, counts: Mapping[str, int]) -> Change:
         """An event that keeps the count between 1 and 99."""
         while True:
             sign, told, said = rng.choice(EVENTS)
@@ -90,7 +90,7 @@ class FreeMath(Task):
             after = counts[things] + (b if sign == "+" else -b)
             if 1 <= after <= 99:
                 word = "plus" if sign == "+" else "minus"
-                return Event(day, things, word, b, told.format(b=b, things=things), said.format(b=b), after)
+                return Change(day, things, word, b, told.format(b=b, things=things), said.format(b=b), after)
 
     def grade(self, problem: Problem, answer: str) -> Grade:
         """What is said last of each kind of thing ("23 apples") must be its count; the score is the share that is."""
@@ -112,7 +112,7 @@ class FreeMathHard(FreeMath):
 
 
 def _reasoning(
-    rng: random.Random, name: str, start: Mapping[str, int], events: list[Event], counts: Mapping[str, int]
+    rng: random.Random, name: str, start: Mapping[str, int], events: list[Change], counts: Mapping[str, int]
 ) -> str:
     """The steps day by day, or all of one kind of things and then all of the other."""
     he = PEOPLE[name]
