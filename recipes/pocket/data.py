@@ -38,12 +38,13 @@ EASY: dict[str, dict[str, int]] = {
     "free-sudoku": {"min_clues": 8, "max_clues": 10},
 }
 LONG = {"blocks": 4}  # wordier answers, so that a fourth block is not always padding: harder problems need it
-OPENING: list[tuple[str, dict[str, int], float]] = [
+Mixture = list[tuple[str, dict[str, int], float]]
+OPENING: Mixture = [
     ("free-math", EASY["free-math"], 0.30),
     (DRILL, {}, 0.50),
     ("free-code", EASY["free-code"], 0.20),
 ]
-MIXTURE: list[tuple[str, dict[str, int], float]] = [
+MIXTURE: Mixture = [
     ("free-math", {}, 0.24),
     ("free-math", LONG, 0.04),
     ("free-math", EASY["free-math"], 0.06),
@@ -93,14 +94,16 @@ def build_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def shard(tokenizer: Tokenizer, number: int, samples: int, tokens_per_batch: int, opening: int) -> list[Batch]:
+def shard(
+    tokenizer: Tokenizer, number: int, samples: int, tokens_per_batch: int, opening: int, mixture: Mixture | None = None
+) -> list[Batch]:
     """Training batches of shard `number`, in random order; the first `opening` shards hold language only.
 
     Every batch holds the whole mixture: a step on one task alone pulls the model away from the others. Within a task,
     rows of a batch have nearly the same length, so that they can attend together.
     """
     rng = random.Random(f"pocket/{number}")
-    mixture = OPENING if number < opening else MIXTURE
+    mixture = mixture or (OPENING if number < opening else MIXTURE)
     parts = [_rows(tokenizer, number, name, knobs, round(samples * share), rng) for name, knobs, share in mixture]
     total = sum(len(prompt) + len(answer) for rows in parts for prompt, answer in rows)
     count = max(1, total // tokens_per_batch)

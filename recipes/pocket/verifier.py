@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from data import shard
+from data import Mixture, shard
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import nn
@@ -37,6 +37,8 @@ SHAPE: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": True,
 }
+# What the pocket inside the package knows.
+MIXTURE: Mixture = [("pocket-math", {}, 0.4), ("pocket-code", {}, 0.3), ("pocket-sudoku", {}, 0.3)]
 
 
 def train(model: Path, out: Path, steps: int, *, samples: int, tokens: int, shape: dict[str, Any]) -> float:
@@ -54,7 +56,7 @@ def train(model: Path, out: Path, steps: int, *, samples: int, tokens: int, shap
     optimiser = torch.optim.AdamW(network.parameters(), lr=0.003, betas=(0.9, 0.95), weight_decay=0.01)
     step, number, loss, began = 0, 0, float("nan"), time.monotonic()
     while step < steps:
-        for batch in shard(tokenizer, number, samples, tokens, opening=0)[: steps - step]:
+        for batch in shard(tokenizer, number, samples, tokens, 0, MIXTURE)[: steps - step]:
             for group in optimiser.param_groups:
                 group["lr"] = 0.003 * min(1.0, (step + 1) / 50, (steps - step) / max(1, steps // 2))
             select = batch.answer.nonzero().squeeze(1)

@@ -133,7 +133,12 @@ def test_what_is_given_is_never_left_out() -> None:
         ("llada", "wino", {"cache": "prefix"}, "`cache` must be auto or none for a policy that rechecks"),
         ("llada", "tacg+wino", {"cache": "dual"}, "`cache` must be auto or none for a policy that rechecks"),
         ("dream", "wino", {}, "predicts a token one position before: use a model without shifted logits"),
-        ("llada", "prophet+streaming", {}, "leaves out most of the suffix cannot look ahead or at the whole answer"),
+        (
+            "llada",
+            "prophet+streaming",
+            {"region_start": 4},
+            "leaves out most of the suffix cannot look ahead",
+        ),
         ("llada2", "streaming", {"cache": "prefix"}, "auto, none or block for the block-causal"),
     ],
 )

@@ -147,4 +147,5 @@ def _of_another(row: ResultRow, items: Mapping[int, Item], lines: Mapping[str, i
 
 
 def _item(number: int, pace: list[int], **fields: Any) -> Item:
-    return Item(pace=tuple(pace), **fields)
+    known = {name: value for name, value in fields.items() if value is not None}  # null says as much as nothing
+    return Item(pace=tuple(pace), **known)

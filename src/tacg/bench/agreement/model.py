@@ -21,7 +21,7 @@ from tacg.models.llada import Llada
 if TYPE_CHECKING:
     from tacg.llm import LLM
 
-Past = list[tuple[Tensor, Tensor]]  # rotated keys, and values, of each layer: [1, KV, T, D]
+KeptKeys = list[tuple[Tensor, Tensor]]  # rotated keys, and values, of each layer: [1, KV, T, D]
 
 FOREIGN_MASK = 126336  # LLaDA's; some loops know no other
 NEVER = -1e9  # a logit that stays finite in sums, and is probability 0 in every float
@@ -31,14 +31,14 @@ class SeenRow(PackedRows):
     """One row at any positions, under any mask, behind keys and values of earlier forwards."""
 
     def __init__(
-        self, config: Any, position: Tensor, mask: Tensor | None, past: Past | None, replace: Tensor | None
+        self, config: Any, position: Tensor, mask: Tensor | None, past: KeptKeys | None, replace: Tensor | None
     ) -> None:
         length = int(position.max()) + 1
         rotary = config.d_model // config.n_heads
         super().__init__([Span(0, length, length)], rotary, config.rope_theta, position.device, wide=True)
         self.cos, self.sin = self.cos[position], self.sin[position]
         self.mask, self.past, self.replace = mask, past, replace
-        self.present: Past = []
+        self.present: KeptKeys = []
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q [N, H, D], k and v [N, KV, D], already rotated -> [N, H * D]."""
