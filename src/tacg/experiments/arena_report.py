@@ -22,17 +22,18 @@ WORDS = f"""Every registered decoder, each over its main knob, and `{GATE}` over
 alone is over `{DEFAULT_BASE}`. Drawn from rows by `tacg arena`; nothing is typed in. Forwards, positions and auxiliary
 forwards are those of one problem on average: a branch that looks ahead is a forward of its own, and positions are all
 that the model computed. Tokens per second are wall time, and other processes may have had their share of the cores."""
-BEST = """The setting to use of each decoder: the fewest steps among those at most {give:g} points below the best
-accuracy of all decoders. Decoders that do not get there follow, each with its most accurate setting. Settings were
-picked on the problems that they are shown on, so the top of the table is a little lucky; `tacg recommend` picks on
-other problems. Δ: to `{careful}` with one token per step, paired by problem. AUP: the area under
-accuracy over TPF of the whole curve (d3LLM)."""
-FRONTIERS = """What these settings gain over `{base}` at *every* threshold, with straight lines between the measured
-ones: steps saved at equal accuracy and accuracy gained at equal steps, then the same for computed positions. A decoder
-that looks ahead needs fewer rounds, and pays for them in positions."""
-OVER = """`{gate}+X` with the default of X's main knob against X at every value of that knob. The last column counts the
-values of the knob at which the accuracy gained is above 0 by its 95 % interval, and those at which it is below."""
-POINTS = "Every point, fast ones first: the value of the main knob, accuracy in percent, steps."
+BEST = """- **Which decoder?** The setting to use of each decoder: the fewest steps among those at most {give:g} points
+  below the best accuracy of all decoders. Decoders that do not get there follow, each with its most accurate setting.
+  Settings were picked on the problems that they are shown on, so the top of the table is a little lucky;
+  `tacg recommend` picks on other problems. Δ: to `{careful}` with one token per step, paired by problem. AUP: the area
+  under accuracy over TPF of the whole curve (d3LLM)."""
+FRONTIERS = """- **Against every threshold.** What these settings gain over `{base}` at *every* threshold, with straight
+  lines between the measured ones: steps saved at equal accuracy and accuracy gained at equal steps, then the same for
+  computed positions. A decoder that looks ahead needs fewer rounds, and pays for them in positions."""
+OVER = """- **TACG over each.** `{gate}+X` with the default of X's main knob against X at every value of that knob. The
+  last column counts the values of the knob at which the accuracy gained is above 0 by its 95 % interval, and those at
+  which it is below."""
+POINTS = "- **Every point**, fast ones first: the value of the main knob, accuracy in percent, steps."
 SHOWN = (
     "task", "spec", "name", "knob", "value", "default", "over", "accuracy", "accuracy_ci", "steps", "tpf", "n",
     "tokens_per_position", "tokens_per_second", "seconds", "aup", "correct",
@@ -41,8 +42,10 @@ SHOWN = (
 
 def write_arena(rows: Sequence[ResultRow], report: Path, page: Path, give: float = GIVE) -> None:
     """Write the report and the page of standings."""
-    parts = sections(rows, give)
-    write_file(report, "\n".join([f"# The arena\n\n{WORDS}\n", *(each.markdown(report) for each in parts)]))
+    names = {"give": 100 * give, "careful": CAREFUL, "base": DEFAULT_BASE, "gate": GATE}
+    tables = "\n".join(part.format(**names) for part in (BEST, FRONTIERS, OVER, POINTS))
+    parts = [each.markdown(report) for each in sections(rows, give)]
+    write_file(report, "\n".join([f"# The arena\n\n{WORDS}\n\n{tables}\n", *parts]))
     write_file(page, page_of(rows))
 
 
@@ -57,10 +60,8 @@ def tasks_of(rows: Sequence[ResultRow]) -> list[str]:
 
 
 def _section(rows: Sequence[ResultRow], task: str, give: float) -> Section:
-    words = {"give": 100 * give, "careful": CAREFUL, "base": DEFAULT_BASE, "gate": GATE}
     made = [best_table(rows, give), frontier_table(rows, give), gate_table(rows), point_table(rows)]
-    text = "\n\n".join(part.format(**words) for part in (BEST, FRONTIERS, OVER, POINTS))
-    return Section(task, text, [table for table in made if table.lines], (), provenance(rows))
+    return Section(task, "", [table for table in made if table.lines], (), provenance(rows))
 
 
 def best_table(rows: Sequence[ResultRow], give: float = GIVE) -> Table:
