@@ -20,7 +20,7 @@ from tacg.cli.arena import _play
 from tacg.engine.request import Decode, resolve
 from tacg.errors import TacgError
 from tacg.experiments.arena import best_points, cells, decoders, gated, main_knob, standings
-from tacg.experiments.arena_report import frontier_table, gate_table, page_of, sections
+from tacg.experiments.arena_report import frontier_table, gate_table, page_of, sections, write_arena
 from tacg.experiments.evaluate import evaluate
 from tacg.experiments.grid import Cell, Sample
 from tacg.policies import Policy, get_policy, policy_names, register, registry
@@ -215,12 +215,14 @@ def test_a_decoder_that_cannot_run_is_left_out_and_said_to_be(
         _play(llm, [wrong], Sample(1), tmp_path / "none")
 
 
-def test_the_report_has_a_section_for_each_task() -> None:
+def test_the_report_has_a_section_for_each_task(tmp_path: Path) -> None:
     both = [*ROWS, *(row | {"task": "other"} for row in ROWS)]
     parts = sections(standings(both))
     assert [part.title for part in parts] == ["made", "other"]
     assert all(len(part.tables) == 4 for part in parts)
-    assert "at most 2 points below" in parts[0].text
+    write_arena(standings(both), tmp_path / "arena.md", tmp_path / "page.html")
+    text = " ".join((tmp_path / "arena.md").read_text(encoding="utf-8").split())
+    assert text.count("at most 2 points below") == 1, "what tables mean is said once"
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no browser")
