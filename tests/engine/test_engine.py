@@ -60,7 +60,7 @@ def test_waiting_rows_join_when_others_leave() -> None:
         engine.step()
         together.append(len(model.rows_seen))
     assert max(together) == 2
-    assert sum(together) == sum(lengths), "one token a step: nobody waits, nobody decodes after the end"
+    assert sum(together) == sum(lengths), "one token per step: nobody waits, nobody decodes after the end"
     assert len(together) == 14, "the long row and, beside it, the short ones one after another: 2 + 3 + 4 + 5"
 
 

@@ -136,7 +136,7 @@ def test_what_rows_say() -> None:
     assert (gate["base"], gate["over"], gate["default"]) == ("schedule steps=none", "confidence", True)
     assert gate["accuracy_diff"] == pytest.approx(-0.01)
     curve = [(96 / 96, 90.0), (96 / 24, 89.0), (96 / 10, 50.0)]
-    assert gate["aup"] == pytest.approx(aup(curve, best=90.0)), "the slowest point is that of one token a step"
+    assert gate["aup"] == pytest.approx(aup(curve, best=90.0)), "the slowest point is that of one token per step"
     assert gate["saved"] == pytest.approx(1 - 24 / 38), "at 0.89 the frontier of confidence needs 38 steps"
     assert [(row["spec"], row["value"]) for row in best_points(rows, 0.02)] == [
         ("tacg", 0.9), ("confidence", 0.99), ("schedule", None), ("lookum", 0.9),

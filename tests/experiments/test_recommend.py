@@ -155,7 +155,7 @@ def test_what_is_reported_was_not_chosen_on(llm: tacg.LLM, tmp_path: Path, monke
     agreeing = Agreeing(llm, prompts, {"gen_length": 4, "block_length": 4}, Ledger())
     assert agreeing.most == 6
     itself = Candidate("schedule", {}, "")
-    assert agreeing.attempt(itself, 4, 2)["item_quality"] == [1.0] * 4, "one token a step agrees with itself"
+    assert agreeing.attempt(itself, 4, 2)["item_quality"] == [1.0] * 4, "one token per step agrees with itself"
     assert agreeing.unseen(itself, 8, 6)["n"] == 3
 
 

@@ -99,5 +99,5 @@ def test_the_command_line_tunes_with_and_without_labels(tmp_path: Path) -> None:
         str(tmp_path),
     ]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
-    assert "agreement with one token a step" in done.stdout
+    assert "agreement with one token per step" in done.stdout
     assert (tmp_path / "mine.tacg.no-labels.toml").is_file()

@@ -1,6 +1,6 @@
 """What a cache saves: time per committed token of every mode, relative to no cache, in the same run.
 
-The weights are random and the policy commits four tokens a step whatever the logits say, so every mode does the same
+The weights are random and the policy commits four tokens per step whatever the logits say, so every mode does the same
 number of steps on the same canvas.
 """
 

@@ -107,7 +107,7 @@ def run(model: Any, prompts: Sequence[tuple[int, ...]], policy: Policy, decode: 
 
 
 def against_plain(model: Denoiser, prompt: tuple[int, ...], name: str, decode: Decode) -> ResultRow:
-    """One token a step, one row: our engine and the plain loop do the same steps."""
+    """One token per step, one row: our engine and the plain loop do the same steps."""
     run(model, [prompt], get_policy("schedule"), decode, 1)
     began = time.perf_counter()
     (ours,) = run(model, [prompt], get_policy("schedule"), decode, 1)

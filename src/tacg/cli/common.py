@@ -39,7 +39,7 @@ TaskKnobs = Annotated[
 ]
 BatchSize = Annotated[int, typer.Option(help="Rows decoded together.", min=1)]
 Tasks = Annotated[list[str] | None, typer.Option("--task", "-t", help="Repeatable; default: all (`tacg tasks`).")]
-N = Annotated[int, typer.Option(help="Problems a task.", min=1)]
+N = Annotated[int, typer.Option(help="Problems per task.", min=1)]
 Out = Annotated[
     Path, typer.Option(help="Directory for rows, pictures and page; what is there already is not decoded again.")
 ]

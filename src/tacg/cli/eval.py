@@ -42,7 +42,7 @@ tacg eval --task pocket-sudoku --n 1 --watch
 
 tacg eval --task pocket-sudoku --policy confidence --set threshold=0.7 --json
 
-tacg eval --task pocket-code --policy schedule --out runs/code.jsonl      a row an item, kept as soon as it is graded
+tacg eval --task pocket-code --policy schedule --out runs/code.jsonl      one row per item, kept as soon as it is graded
 
 tacg eval --task pocket-code --policy schedule --out runs/code.jsonl --resume      goes on after Ctrl-C or worse
 
@@ -66,7 +66,7 @@ def main(
     setting: SettingOptions = None,
     batch_size: BatchSize = 32,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the first problem resolving.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Results file: a header, then a row an item.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Results file: a header, then one row per item.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the results file.")] = False,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Decode on a Ray cluster: local, auto or HOST:PORT.")

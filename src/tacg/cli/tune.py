@@ -29,7 +29,7 @@ EPILOG = """[bold]Examples[/bold]
 
 tacg tune --task pocket-math --policy tacg --trials 40
 
-tacg tune --task pocket-math --no-labels                          agreement with one token a step instead of grades
+tacg tune --task pocket-math --no-labels                          agreement with one token per step instead of grades
 
 tacg tune --prompts mine.txt --model ./LLaDA-8B-Instruct --set gen_length=256      your own prompts, one a line
 
@@ -93,7 +93,7 @@ def main(
     about = f"tacg tune: {what}, model {model}, {trials} trials of {n}, seed {seed}, quality {chosen['quality']:.4f}, "
     about += f"{chosen['steps']:.1f} steps"
     preset = write_preset(out / name, policy, fixed | chosen["settings"], about)
-    goal = "accuracy" if labels and prompts is None else "agreement with one token a step"
+    goal = "accuracy" if labels and prompts is None else "agreement with one token per step"
     best = table(rows, chosen, f"{what} · {policy} · the front of {trials} trials (quality: {goal})")
     if as_json:
         keep = ("quality", "steps", "settings")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tacg.tasks import Task
 
 GATE = "tacg"
-CAREFUL = "schedule"  # one token a step, by its defaults: what all others are measured against
+CAREFUL = "schedule"  # one token per step, by its defaults: what all others are measured against
 EVERY, FEW = (1000, 1000), (2, 1)  # values of the main knob: of policies, of TACG over them
 
 
@@ -101,8 +101,8 @@ def standings(rows: Iterable[ResultRow]) -> list[ResultRow]:
 
     spec, knob, value  the point; `default` if its value is the policy's own
     quality            the accuracy, as `choose` and `front` call it
-    base               `schedule` at one token a step, with paired differences to it
-    aup                of the whole curve of the decoder on this task, from one token a step on
+    base               `schedule` at one token per step, with paired differences to it
+    aup                of the whole curve of the decoder on this task, from one token per step on
     over, saved, gained, …  the policy beneath a wrapper, and what is gained over its whole frontier
     """
     points = _points(rows)
@@ -142,7 +142,7 @@ def _sample_of(row: ResultRow) -> list[Any]:
 
 
 def _areas(rows: Sequence[ResultRow], careful: ResultRow | None) -> dict[str, float]:
-    """AUP by decoder. The slowest point is that of one token a step, the best accuracy that of any decoder."""
+    """AUP by decoder. The slowest point is that of one token per step, the best accuracy that of any decoder."""
     best = 100 * max(row["accuracy"] for row in rows)
     curves: dict[str, set[tuple[float, float]]] = {}
     for row in rows:

@@ -65,7 +65,7 @@ def _wrapped(spec: str, settings: Mapping[str, Any]) -> str | None:
 def _with_base(rows: Sequence[ResultRow]) -> Iterator[ResultRow]:
     """The rows of one task, with their difference to the base policy and their accuracy under parallelism.
 
-    AUP is of the curve from one token a step to this row, so `schedule` must have been run too. The base policy must
+    AUP is of the curve from one token per step to this row, so `schedule` must have been run too. The base policy must
     have the very knobs that the gate's own has.
     """
     runs = {row["name"]: row for row in rows}

@@ -146,7 +146,7 @@ def describe(
     llm: Decoder, task: Task, policy: str | Policy, settings: dict[str, Any], problems: Sequence[Problem], split: str,
     seed: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """All that the answers of a run depend on. The batch is not part of it: no row feels its neighbours."""
+    """All that the answers of a run depend on. The batch is not part of it: rows do not influence each other."""
     rule, decode = resolve(policy, settings)
     asked = [(each.id, each.prompt if each.infill else each.asked, each.answer, dict(each.data)) for each in problems]
     return {

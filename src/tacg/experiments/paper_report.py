@@ -31,13 +31,13 @@ PARTS = """With the default knobs (tuned ones often switch a part off). HG only:
 persistence. Seconds are wall time, and other processes may have had their share of the cores."""
 OTHERS = """TACG over confidence with the default knobs and one thing changed: where the authors' code departs from the
 paper, and variants of our own (docs/concepts.md). Δ to the paper's gate, paired by problem."""
-SIGNALS = """Every proposal of every step while one token a step is committed. AUC: among proposals of like confidence,
-how often a right one has the higher value than a wrong one. Match is with the token of the reference answer, which on
-tasks with free wording counts another good wording as wrong."""
+SIGNALS = """Every proposal of every step while one token per step is committed. AUC: among proposals of like
+confidence, how often a right one has the higher value than a wrong one. Match is with the token of
+the reference answer, which on tasks with free wording counts another good wording as wrong."""
 MAPS = """Support weight against floor (the paper's Fig. 3), gate length against EMA decay (Fig. 4); dev split."""
 LONGER = """The tuned knobs of the usual length, for answers of that length and of twice it (the paper's Table 4);
 both policies tuned on the dev split."""
-LABELS = """Knobs found by accuracy on the dev split, and by agreement with what one token a step writes on the same
+LABELS = """Knobs found by accuracy on the dev split, and by agreement with what one token per step writes on the same
 prompts (half for words in common, half for the very same text), without looking at any answer. Both may lose five
 points of the best, but of different measures. Δ to confidence with its default threshold."""
 

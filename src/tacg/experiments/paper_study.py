@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 GATED = {"tacg": "confidence", "tacg+klass": "klass"}
 GIVES = (0.0, 0.02, 0.05)  # what a tuned point may lose of the best dev accuracy
-ALWAYS = 0.9995  # a threshold that is as good as one token a step
+ALWAYS = 0.9995  # a threshold that is as good as one token per step
 # Where tuning starts, beside the defaults at every threshold: the History Gate alone, found on dev problems.
 STARTS: tuple[dict[str, Any], ...] = tuple(
     {"threshold": threshold, "tau_escape": escape, "m_base": persist, "k_extra": 0, "observe": scope}
@@ -101,7 +101,7 @@ class Study:
     # -- tuning, on the dev split ----------------------------------------------------------------------------------
 
     def tuned(self, task: Task, policy: str, *, labels: bool = True) -> list[ResultRow]:
-        """The front of a search, looked at again on more problems: what was best by luck falls back."""
+        """The front of a search, measured again on more problems, where a point that was best by chance looks worse."""
         title = f"{task.name} · tuning {policy}" + ("" if labels else " without labels")
         if title not in self.trials:
             scale, space = self.scale, tune.space_of(policy)
@@ -123,7 +123,7 @@ class Study:
         return self.trials[title]
 
     def judge(self, task: Task, policy: str, labels: bool, n: int, tick: Any) -> tune.Judge:
-        """By accuracy, or by agreement with one token a step."""
+        """By accuracy, or by agreement with one token per step."""
         if labels:
             return tune.by_labels(self.llm, task, policy, self.sample(n, "dev"), self.ledger, tick)
         prompts = [problem.prompt for problem in task.problems("dev", n, self.seed)]

@@ -1,7 +1,7 @@
 """Which decoder, with which knobs, for this model and these problems? Many candidates on few problems, few on many.
 
 What is sought has the fewest steps among those whose quality is at most `give` below the best. Quality is accuracy, or
-without labels agreement with one token a step. Successive halving: after each round the candidates that are most
+without labels agreement with one token per step. Successive halving: after each round the candidates that are most
 likely as good as what is sought go on to more problems. All see the same problems, and the winner is shown on others.
 """
 
@@ -133,7 +133,7 @@ class Graded:
 
 @dataclass(frozen=True)
 class Agreeing:
-    """Prompts without labels: quality is agreement with one token a step. The last third is kept for the end."""
+    """Prompts without labels: quality is agreement with one token per step. The last third is kept for the end."""
 
     llm: LLM
     prompts: Sequence[str]

@@ -1,7 +1,7 @@
 """Find a policy's knobs: many trials on the dev split, two goals (quality and steps), the front of the best trade-offs.
 
-Quality is accuracy where answers can be graded. Without labels it is agreement with decoding one token a step, which is
-the best that the model can do by itself and needs nothing but prompts. Needs the extra `tune`.
+Quality is accuracy where answers can be graded. Without labels it is agreement with decoding one token per step, which
+is the best that the model can do by itself and needs nothing but prompts. Needs the extra `tune`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def by_agreement(
     llm: LLM, prompts: Sequence[str], policy: str, decode: Mapping[str, Any], ledger: Ledger, tick: Tick | None = None,
     batch_size: int = 32,
 ) -> Judge:  # fmt: skip
-    """Quality is how much the answers agree with those of one token a step; no labels are looked at."""
+    """Quality is how much the answers agree with those of one token per step; no labels are looked at."""
     lengths: dict[str, Any] = {"early_stop": False, **decode}
     weights, asked = llm.identity["weights"], list(prompts)
     alike = resolve(policy, lengths)[1]
@@ -157,7 +157,7 @@ def by_agreement(
 def careful_answers(
     llm: LLM, prompts: Sequence[str], shape: Mapping[str, Any], ledger: Ledger, batch_size: int = 32
 ) -> list[str]:
-    """What one token a step writes; kept in the ledger, as it is by far the slowest."""
+    """What one token per step writes; kept in the ledger, as it is by far the slowest."""
     key = key_of(careful=list(prompts), shape=dict(shape), model=llm.identity, version=__version__)
     row = ledger.get(key, {"texts": [str]})
     if row is None:

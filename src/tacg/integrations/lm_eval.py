@@ -41,7 +41,7 @@ class TacgLM(LM):
     pretrained    a built-in name, a directory or a hub id; or an `LLM`
     policy        as everywhere: "tacg", "tacg+klass", "tacg:llada/gsm8k"
     mc_num        samples of the Monte-Carlo estimate of a log-likelihood (LLaDA's evaluation: 128)
-    check_greedy  also tell whether one token a step writes the answer: as many forwards as it has tokens
+    check_greedy  also tell whether one token per step writes the answer: as many forwards as it has tokens
     settings      knobs of decode and policy; `gen_length` wins over what a task asks for (`max_gen_toks`)
     """
 

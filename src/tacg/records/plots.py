@@ -214,7 +214,7 @@ def _colours(names: Any) -> dict[str, str]:
 def _about(rows: Sequence[ResultRow]) -> str:
     first, sizes = rows[0], sorted({row["n"] for row in rows})
     many = " or ".join(str(size) for size in sizes)
-    return f"{first['model']}, n = {many} a task, seed {first['seed']}"
+    return f"{first['model']}, n = {many} per task, seed {first['seed']}"
 
 
 def _panels(titles: Sequence[str], columns: int | None = None) -> tuple[Any, list[tuple[str, Any]]]:

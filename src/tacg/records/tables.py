@@ -139,7 +139,7 @@ def provenance(rows: Sequence[ResultRow]) -> str:
     """What the numbers rest on, in one line: what differs between rows is listed, what a row lacks is left out."""
     said = []
     for name, phrase in (
-        ("model", "{}"), ("n", "n = {} a task"), ("seed", "seed {}"), ("split", "{} split"), ("dtype", "{}"),
+        ("model", "{}"), ("n", "n = {} per task"), ("seed", "seed {}"), ("split", "{} split"), ("dtype", "{}"),
         ("hardware", "{}"), ("version", "tacg {}"),
     ):  # fmt: skip
         values = sorted({row[name] for row in rows if name in row})

@@ -36,8 +36,8 @@ def generate(
     """Answer every prompt of a JSONL or Parquet file; returns how many answers the file `out` has in the end.
 
     key, column  the columns of the rows' names, which must differ, and of the prompts
-    out          JSONL: a header, then a row a prompt with text, tokens, steps, forwards and the identity of the model
-                 that answered, in the order of the source; answers of two models are refused
+    out          JSONL: a header, then one row per prompt with text, tokens, steps, forwards and the identity of the
+                 model that answered, in the order of the source; answers of two models are refused
     resume       go on with `out`: only prompts without an answer are decoded
     """
     made, decode = resolve(policy, dict(settings))
@@ -157,9 +157,9 @@ def _lines(source: Path) -> Iterator[dict[str, Any]]:
     with source.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                row = parse_json(line, f"{source}, line {number}", "mend or delete it")
+                row = parse_json(line, f"{source}, line {number}", "is this the right file?")
                 if not isinstance(row, dict):
-                    raise TacgError(f"{source}, line {number}: must be a JSON object; mend or delete it.")
+                    raise TacgError(f"{source}, line {number}: must be a JSON object; is this the right file?")
                 yield row
 
 

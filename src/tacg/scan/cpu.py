@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 WIDE = 1 << 14  # values of a row from which on it is worked on in place
 AT_ONCE = max(2, torch.get_num_threads())  # rows that softmax works on at once: a core for each
-TOGETHER = 4 * AT_ONCE  # rows between two operations, or a multiple of it: fewer would be more waiting for each other
+TOGETHER = 4 * AT_ONCE  # rows between two operations, or a multiple of it: smaller tiles leave the second core idle
 ROOMY = 1 << 17  # values for each of them that still stay in the cache
 CHUNK = 512  # values whose maximum is taken before anybody asks which of them it was
 ALIKE = 1e-5  # shares that differ by less, relatively, say nothing of which logit is larger: far above rounding

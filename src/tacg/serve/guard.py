@@ -59,7 +59,7 @@ class Access:
     def bound_to(
         cls, host: str, api_key: str | None, *, insecure: bool = False, also: Collection[str] = (), **more: Any
     ) -> Access:
-        """The rules for a server on this interface; raises if anybody could use it and nobody said that is meant."""
+        """The rules for a server on this interface; raises if others could reach it without --api-key or --insecure."""
         if api_key is not None and not api_key:
             raise TacgError("`--api-key` must not be empty.")
         if is_loopback(host):

@@ -131,7 +131,7 @@ def _read(file: Path, changed: int) -> tuple[SetItem, ...]:
         found = parse_json(text, str(file), HINT)
     else:
         lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
-        found = [parse_json(line, f"{file}, line {number}", "mend or delete it") for number, line in lines]
+        found = [parse_json(line, f"{file}, line {number}", "is this the right file?") for number, line in lines]
     if not found or not all(isinstance(item, dict) for item in found):
         raise TacgError(f"{file} must hold JSON objects, one a line or in an array; is it the right file?")
     return tuple(found)
