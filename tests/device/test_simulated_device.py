@@ -36,6 +36,10 @@ def six() -> Tensor:
     return given()[0]
 
 
+def groups(x: Tensor, ends: Tensor) -> Tensor:
+    return F.grouped_mm(x.new_ones(2, 8), x.new_ones(2, 8, 8), offs=ends.int())
+
+
 # What happens to six numbers on the device (x), two places among them (i) and a number (n): kernels, reads, uploads.
 COSTS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], object], tuple[int, int, int]]] = {
     "sum of two": (lambda x, i, n: x + x, (1, 0, 0)),
@@ -50,6 +54,8 @@ COSTS: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], object], tuple[int, in
     "another type": (lambda x, i, n: x.to(torch.float64), (1, 0, 0)),
     "attention": (lambda x, i, n: F.scaled_dot_product_attention(*[x.view(1, 1, 3, 2)] * 3), (1, 0, 0)),
     "two results": (lambda x, i, n: x.view(2, 3).max(dim=1), (1, 0, 0)),
+    "product of groups": (lambda x, i, n: groups(x.bfloat16(), i), (5, 0, 0)),
+    "product of groups, one by one": (lambda x, i, n: groups(x, i), (5, 1, 0)),
     "gather": (lambda x, i, n: x[i], (1, 0, 0)),
     "scatter": (lambda x, i, n: x.scatter_(0, i, 1.0), (1, 0, 0)),
     "item": (lambda x, i, n: n.item(), (0, 1, 0)),

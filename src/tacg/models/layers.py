@@ -254,8 +254,36 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
         """x [N, D], experts chosen int64 [N, K] with their weights float32 [N, K] -> [N, D], summed in float32.
 
-        Tokens are sorted by expert, so each expert that is needed computes once, for all its tokens. Few of them are
-        filled up, so that rounding does not depend on their number.
+        Tokens are sorted by expert, and all experts compute in one call. A device is asked nothing.
+        """
+        if not self._aligned():
+            return self.one_by_one(x, chosen, weight)
+        experts, order = chosen.flatten().sort(stable=True)
+        every = torch.arange(len(self.gate_proj), device=x.device)
+        ends = torch.searchsorted(experts, every, right=True, out_int32=True)
+        here = x[order // chosen.shape[1]]
+        if x.device.type != "cpu":
+            made = torch.empty_like(here).index_copy_(0, order, self._grouped(here, ends))
+            return torch.bmm(weight[:, None], made.view(*chosen.shape, -1).float()).squeeze(1).to(x.dtype)
+        place, ends = _filled_up(experts, ends)
+        made = self._grouped(here.new_zeros(int(ends[-1]), x.shape[1]).index_copy_(0, place, here), ends)[place]
+        mixed = torch.zeros(x.shape, dtype=torch.float32)
+        return mixed.index_add_(0, order // chosen.shape[1], made * weight.flatten()[order, None]).to(x.dtype)
+
+    def _aligned(self) -> bool:
+        """Whether PyTorch has a product of all groups at once (from 2.10 on), and for these sizes."""
+        sizes = self.down_proj.shape[1:]
+        return hasattr(F, "grouped_mm") and not any(size * self.down_proj.element_size() % 16 for size in sizes)
+
+    def _grouped(self, x: Tensor, ends: Tensor) -> Tensor:
+        """x [P, D], in groups that end before `ends` int32 [E] -> [P, D]."""
+        gate, up = (F.grouped_mm(x, table.mT, offs=ends) for table in (self.gate_proj, self.up_proj))
+        return F.grouped_mm(F.silu(gate) * up, self.down_proj.mT, offs=ends)
+
+    def one_by_one(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
+        """As `forward`, one expert after another: what it is measured against, and how it goes without the product.
+
+        Few tokens of an expert are filled up, so that rounding does not depend on their number.
         """
         order = chosen.flatten().argsort(stable=True)
         token = order // chosen.shape[1]
@@ -271,3 +299,14 @@ class Experts(nn.Module):
                 mixed.index_add_(0, mine, made * weight.flatten()[slots, None])
                 start += count
         return mixed.to(x.dtype)
+
+
+def _filled_up(groups: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Groups with fewer than `STEADY_ROWS` members filled up: where each member goes, int64 [P], and where they end.
+
+    groups  int64 [P], of each member, ascending; group g ends before `ends` int32 [E]
+    """
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    missing = (STEADY_ROWS - counts).clamp(min=0) * (counts > 0)
+    shift = missing.cumsum(0, dtype=torch.int32)
+    return torch.arange(len(groups)) + (shift - missing)[groups], ends + shift

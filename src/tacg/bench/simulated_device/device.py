@@ -18,6 +18,7 @@ from tacg.bench.simulated_device.operations import (
     computed,
     device_of,
     facts_of,
+    launches_of,
     on_host,
     reads_of,
     tensors_in,
@@ -175,7 +176,7 @@ class SimulatedDevice:
         self._count("read", facts.name, reads)
         made = tensors_in((result,))
         idle = not reads and made and not any(tensor.numel() for tensor in made)  # nothing is launched for nothing
-        self._count("kernel", facts.name, not facts.free and not idle)
+        self._count("kernel", facts.name, 0 if idle else launches_of(facts, args))
 
     def _count_indexing(self, args: Sequence[Any]) -> None:
         indices = [index for index in args[1] if index is not None]
