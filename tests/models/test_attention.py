@@ -10,7 +10,7 @@ import torch
 import tacg
 from tacg.cache import Cache
 from tacg.models.base import AttentionMap, Span
-from tacg.models.layers import PackedRows
+from tacg.models.rows import PackedRows
 from tacg.models.tiny import random_model, write_checkpoint
 from tests.worlds import ReactiveDenoiser
 
@@ -72,9 +72,9 @@ def test_with_a_cache_it_is_that_of_the_whole_row(family: str, mode: str) -> Non
     tokens = torch.randint(2, 100, (96,), generator=torch.Generator().manual_seed(4))
     whole, part, cache = AttentionMap(33, 64, 1.0), AttentionMap(33, 64, 1.0), Cache(96)
     stop = 64 if family == "llada2" else 96
-    model(tokens[:stop], [Span(0, stop, stop, cache, whole)], torch.arange(3))
+    model(tokens[:stop], [Span(0, stop, stop, cache, attention=whole)], torch.arange(3))
     start, end, reach = {"prefix": (33, 96, 96), "dual": (32, 64, 96), "block": (32, 64, 64)}[mode]
-    model(tokens[start:end], [Span(start, end, reach, cache, part)], torch.arange(3))
+    model(tokens[start:end], [Span(start, end, reach, cache, attention=part)], torch.arange(3))
     assert float((whole.mean() - part.mean()).abs().max()) < 1e-6
 
 
