@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +45,9 @@ class Lane:
 
     tokens: Tensor
 
-    def __init__(self, store: Store | None, *, masked: bool, dtype: torch.dtype) -> None:
-        self.store, self.masked, self.dtype = store, masked, dtype
+    def __init__(self, store: Store | None, *, masked: bool, device: torch.device, dtype: torch.dtype) -> None:
+        self.store, self.masked = store, masked
+        self.fused = not masked and has_varlen(device, dtype)
         self.spans: list[Span] = []
         self.offsets: list[int] = []
         self.names: dict[str, int] = {}
@@ -71,7 +74,6 @@ class Lane:
             given["places"] = _ranges(places, own)
             if not alone or any(self.shadows):
                 given["written"] = _ranges(self.offsets, own)
-        self.fused = not self.masked and _has_varlen(self.dtype)
         given |= self._ends() if self.fused else self._padding()
         self.names = {name: tables.add(values) for name, values in given.items()}
 
@@ -191,16 +193,18 @@ def _ranges(starts: list[int], lengths: list[int]) -> Tensor:
     return torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])
 
 
-def _has_varlen(dtype: torch.dtype) -> bool:
-    """Whether PyTorch has a kernel for rows of unlike length: from 2.10 on, on CUDA since Ampere, in 16 bits."""
-    if dtype not in VARLEN_TYPES or varlen_kernel() is None:
+def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether PyTorch has a kernel for rows of unlike length: in late editions, on NVIDIA since Ampere, in 16 bits."""
+    if device.type != "cuda" or torch.version.hip or dtype not in VARLEN_TYPES or varlen_kernel() is None:
         return False
-    return torch.cuda.get_device_capability() >= (8, 0)
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
+@functools.cache
 def varlen_kernel() -> Any:
-    """PyTorch's attention for packed rows, if it has one."""
+    """PyTorch's attention for packed rows over a cache, if it has one: its first editions knew no cache."""
     try:
-        return importlib.import_module("torch.nn.attention.varlen").varlen_attn
+        kernel = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     except ImportError:
         return None
+    return kernel if {"seqused_k", "enable_gqa"} <= inspect.signature(kernel).parameters.keys() else None

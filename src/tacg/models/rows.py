@@ -132,7 +132,8 @@ class DeviceRows(PackedRows):
         lanes, offset = dict[Any, Lane](), 0
         for span in self.spans:
             store, masked = span.cache.store if span.cache else None, _is_masked(span, self.block, self.window)
-            lane = lanes.setdefault((id(store), masked), Lane(store, masked=masked, dtype=dtype))
+            key = id(store), masked
+            lanes[key] = lane = lanes.get(key) or Lane(store, masked=masked, device=self.device, dtype=dtype)
             lane.add(span, offset)
             offset += len(span)
         self.lanes = list(lanes.values())
@@ -145,10 +146,12 @@ class DeviceRows(PackedRows):
         return found[: len(tables)]
 
     def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Both at once."""
+        """Both at once, where sums are rounded on the way out."""
+        if self.device.type != "cuda":
+            return super().rotate(q, k)
         x = torch.cat([q, k], dim=1)
         partner, cos, sin = self._turns(x.shape[-1])
-        turned = torch.empty_like(x)  # the sum is rounded on its way there
+        turned = torch.empty_like(x)
         torch.addcmul(x * cos, x.index_select(-1, partner), sin, out=turned)
         return turned[:, : q.shape[1]], turned[:, q.shape[1] :]
 
