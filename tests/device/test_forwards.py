@@ -12,6 +12,7 @@ from tacg.bench.simulated_device import SimulatedDevice, Tally, attention
 from tacg.cache import Cache, Store
 from tacg.models import lanes
 from tacg.models.base import AttentionMap, Span, Spans
+from tacg.models.rows import packed_rows
 from tacg.models.tiny import random_model
 
 Forward = list[Span]
@@ -149,3 +150,29 @@ def test_without_pytorchs_kernel_rows_are_padded(monkeypatch: pytest.MonkeyPatch
     assert "varlen_attention" in logits("llada", dual(), "cuda", torch.bfloat16)[1].by("operation")
     monkeypatch.setattr(lanes, "varlen_kernel", lambda: None)
     assert "varlen_attention" not in logits("llada", dual(), "cuda", torch.bfloat16)[1].by("operation")
+
+
+@pytest.mark.parametrize(("block", "window"), [(None, None), (8, None), (1, None), (None, 5), (None, 70), (16, 9)])
+def test_every_mask_is_the_cpus(block: int | None, window: int | None) -> None:
+    """Attention alone, under masks that few families have: rows with and without a cache, a gap and shadows."""
+
+    def attended(device: str) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(7)
+        first, second = stored(40, 64)
+        begin = [Span(0, 24, 24, first), Span(0, 32, 32, second), Span(0, 11, 11), Span(0, 50, 40, None, (20, 30))]
+        then = [
+            Span(24, 40, 40, first, (0, 0), (24, 30)),
+            Span(32, 48, 48, second),
+            Span(0, 20, 20, None, (0, 0), (8, 16)),
+        ]
+        made = []
+        with SimulatedDevice(), torch.no_grad():
+            for spans in (begin, then):
+                place = torch.device(device)
+                rows = packed_rows(spans, 8, 1e4, device=place, dtype=torch.float32, block=block, window=window)
+                size = sum(map(len, spans))
+                q, k, v = (torch.randn(size, heads, 12, generator=generator).to(device) for heads in (4, 2, 2))
+                made.append(rows.attend(0, *rows.rotate(q, k), v).cpu())
+        return made
+
+    torch.testing.assert_close(attended("cuda"), attended("cpu"), atol=1e-5, rtol=1e-5)
