@@ -13,7 +13,7 @@ from tacg.errors import TacgError
 from tacg.records.rows import read_rows
 from tests.cli.test_cli import TACG
 
-KINDS = {"scan": 6, "gate": 12, "memory": 3, "decode": 3, "device": 4, "cache": 10, "load": 2}
+KINDS = {"scan": 6, "gate": 12, "memory": 3, "decode": 3, "device": 5, "cache": 10, "load": 2}
 
 
 @pytest.mark.parametrize("kind", KINDS)

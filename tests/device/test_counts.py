@@ -1,4 +1,4 @@
-"""A ratchet on what a step asks of a GPU outside the forward. Counts, not times: lower a limit when it is beaten."""
+"""A ratchet on what a step and a forward ask of a GPU. Counts, not times: lower a limit when it is beaten."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import pytest
 
 from tacg.bench.device import KINDS, Case, cases, count, row_of
+from tacg.bench.forwards import FORWARDS, Forward, count_forward
 from tacg.models.base import Denoiser
 from tacg.records.rows import ResultRow
 
@@ -45,4 +46,15 @@ def test_a_steady_step_stays_within_its_limits(measured: tuple[tuple[int, int, i
         assert row[name] <= limit, f"more {name} than before; reads and uploads of a steady step:\n{told}"
     assert row["most"]["uploads"] <= 1, "a forward that is planned anew is one upload"
     assert row["phases"].keys() >= PHASES, "the engine's phases are told apart"
-    assert row["forward"]["uploads"] == 0
+    assert row["forward"]["uploads"] <= limits[2], "the model, too, works out a plan once"
+
+
+# model, cache: kernels of a steady forward, whatever the number of rows.
+DEEP = {("LLaDA-8B", "none"): 646, ("LLaDA-8B", "dual"): 710, ("LLaDA2.0-mini", "block"): 1132}
+
+
+@pytest.mark.parametrize("case", FORWARDS, ids=lambda case: f"{case.model}-{case.cache}-{case.rows}")
+def test_a_forward_stays_within_its_limits(case: Forward) -> None:
+    tally = count_forward(case)
+    assert tally.count("kernel") <= DEEP[case.model, case.cache]
+    assert tally.count("read") == tally.count("upload") == 0

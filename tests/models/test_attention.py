@@ -10,7 +10,7 @@ import torch
 import tacg
 from tacg.cache import Cache
 from tacg.models.base import AttentionMap, Span
-from tacg.models.layers import PackedRows
+from tacg.models.rows import PackedRows
 from tacg.models.tiny import random_model, write_checkpoint
 from tests.worlds import ReactiveDenoiser
 

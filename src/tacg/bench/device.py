@@ -1,4 +1,5 @@
-"""What a step asks of a GPU outside the forward, counted on a simulated one: kernels, reads and uploads.
+"""What a step asks of a GPU outside the forward, counted on a simulated one: kernels, reads and uploads; then what
+forwards ask at real depth (see `forwards`).
 
 A steady step is one in which no row comes or goes; its counts are medians over such steps. What admitting and finishing
 adds is in the totals of the whole decode. The scan's Triton kernel is emulated and counts as one.
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 from unittest import mock
 
+from tacg.bench import forwards
 from tacg.bench.simulated_device import SimulatedDevice, Tally
 from tacg.engine.events import Finished, Started
 from tacg.engine.loop import Engine
@@ -121,6 +123,8 @@ def measure(*, quick: bool = False) -> Iterator[ResultRow]:
     """A row for each case."""
     for model, case in cases(quick=quick):
         yield {"bench": "device", **row_of(case, count(model, case.requests)), **surroundings()}
+    for row in forwards.measure(quick=quick):
+        yield {"bench": "device", **row, **surroundings()}
 
 
 def cases(*, quick: bool = False) -> Iterator[tuple[Denoiser, Case]]:
@@ -188,7 +192,8 @@ def _median(steps: Sequence[Tally], kind: str, **which: Any) -> float:
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """A line for each case; and where the reads and uploads of the last case on the trained model come from."""
+    """A line for each case; where the reads and uploads of the last case on the trained model come from; forwards."""
+    deep, rows = ([row for row in rows if ("forward_of" in row) == whether] for whether in (True, False))
     columns = ("model", "policy", "case", "rows", "kernels", "reads", "uploads", "steady steps", "forward", "in all")
     lines = [
         (
@@ -205,6 +210,10 @@ def tables(rows: Sequence[ResultRow]) -> list[Table]:
         Table(f"Where a steady step reads and uploads: {shown['policy']}, {shown['batch']} rows, {shown['case']}",
               ("line", "reads", "uploads"),
               tuple((line, *(f"{counts.get(kind, 0):.1f}" for kind in ("read", "upload"))) for line, counts in sites)),
+        Table("A steady forward in bfloat16, at real depth and tiny width",
+              ("model", "cache", "rows", *KINDS, "kernels per layer"),
+              tuple((row["forward_of"], row["cache"], str(row["batch"]), *(f"{row[name]:,g}" for name in KINDS),
+                     f"{row['kernels_per_layer']:.1f}") for row in deep)),
     ]  # fmt: skip
 
 

@@ -25,20 +25,57 @@ if TYPE_CHECKING:
 MODES = ("auto", "none", "prefix", "dual", "block")
 
 
-class Cache:
-    """One row's keys and values in every layer: [length, heads, head_dim] each, made on the first write."""
+class Store:
+    """Keys and values of several rows in every layer: [rows, room, heads, head_dim] each, made on the first write."""
 
-    def __init__(self, length: int) -> None:
-        self.length = length
+    def __init__(self) -> None:
+        self.rows = self.room = 0
         self.layers: list[tuple[Tensor, Tensor]] = []
+
+    def row(self, slot: int, length: int, rows: int = 1) -> Cache:
+        """The cache of the row in a slot. If there is not enough room, there will be: for `rows` at least."""
+        rows, room = max(self.rows, rows, slot + 1), max(self.room, length)
+        if (rows, room) != (self.rows, self.room):
+            self.layers = [tuple(self._larger(held, rows, room) for held in pair) for pair in self.layers]  # type: ignore[misc]
+            self.rows, self.room = rows, room
+        return Cache(length, self, slot)
+
+    def _larger(self, held: Tensor, rows: int, room: int) -> Tensor:
+        made = held.new_zeros(rows, room, *held.shape[2:])
+        made[: self.rows, : self.room] = held
+        return made
+
+    def layer(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values of a layer, in the shape of these."""
+        while len(self.layers) <= layer:
+            made = [x.new_zeros(self.rows, self.room, *x.shape[1:]) for x in (keys, values)]
+            self.layers.append((made[0], made[1]))
+        return self.layers[layer]
+
+    def write(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Put in what was computed for `places`, indices into [rows * room]; returns all keys and values, flat."""
+        kept, held = (x.flatten(0, 1) for x in self.layer(layer, keys, values))
+        return kept.index_copy_(0, places, keys), held.index_copy_(0, places, values)
+
+
+class Cache:
+    """One row's keys and values in every layer, [length, heads, head_dim] each: its slot of a store."""
+
+    def __init__(self, length: int, store: Store | None = None, slot: int = 0) -> None:
+        self.length, self.slot = length, slot
+        self.store = store or Store()
+        if store is None:
+            self.store.row(0, length)
+
+    def held(self, layer: int) -> tuple[Tensor, Tensor]:
+        """The keys and values of a layer that was written to."""
+        kept, held = self.store.layers[layer]
+        return kept[self.slot, : self.length], held[self.slot, : self.length]
 
     def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put in what was computed from `start` on; returns the keys and values of the whole row."""
-        while len(self.layers) <= layer:
-            self.layers.append(
-                (keys.new_zeros(self.length, *keys.shape[1:]), values.new_zeros(self.length, *values.shape[1:]))
-            )
-        kept, held = self.layers[layer]
+        self.store.layer(layer, keys, values)
+        kept, held = self.held(layer)
         kept[start : start + len(keys)] = keys
         held[start : start + len(values)] = values
         return kept, held

@@ -6,10 +6,13 @@ import os
 import platform
 import re
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tacg.cli.common import Json, print_json
 from tacg.version import __version__
+
+if TYPE_CHECKING:
+    import torch
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -32,6 +35,8 @@ def main(
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for name in ("tacg", "python", "platform", "device", "threads", "cores"):
         table.add_row(f"[dim]{name}[/dim]", str(found[name]))
+    for name, means in found["kernels"].items():
+        table.add_row(f"[dim]{name}[/dim]", means)
     table.add_row("[dim]sandbox[/dim]", _sandbox(found["sandbox"]))
     for name, version in found["packages"].items():
         table.add_row(f"[dim]{name}[/dim]", version or "[red]missing[/red]: pip install tacg")
@@ -67,9 +72,27 @@ def examine() -> dict[str, Any]:
         "device": device,
         "threads": torch.get_num_threads(),
         "cores": os.cpu_count(),
+        "kernels": _kernels(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
         "sandbox": {"level": level, "means": sandbox.LEVELS[level], "why": why},
         "packages": {name: _version(name) for name in core},
         "extras": {extra: [name for name in names if _version(name) is None] for extra, names in extras.items()},
+    }
+
+
+def _kernels(device: torch.device) -> dict[str, str]:
+    """How forwards go on this device, in the type that is best for it."""
+    import torch
+    from torch.nn import functional as F
+
+    from tacg.models.lanes import has_varlen
+    from tacg.models.loading import is_good_at
+
+    fast = is_good_at(device, torch.bfloat16)
+    rows = "all rows in one call, padded" if device.type != "cpu" else "row by row"
+    return {
+        "bfloat16": "fast" if fast else "slower than float32 here",
+        "attention": "all rows in one call" if has_varlen(device, torch.bfloat16) else rows,
+        "experts": "all experts in one call" if hasattr(F, "grouped_mm") else "one by one: needs a newer PyTorch",
     }
 
 

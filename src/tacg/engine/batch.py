@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tacg.cache import Cache, resolve_mode
+from tacg.cache import Store, resolve_mode
 from tacg.engine.advance import Boards, Report, advance, in_view
 from tacg.engine.attention import attention_board, attention_map
 from tacg.engine.branches import branch_signals, candidates, grown, take_branch
@@ -23,6 +23,7 @@ from tacg.engine.draws import NOISE, PROPOSAL, SAMPLES, sample, uniform
 from tacg.engine.plan import Plan, extent, span_key
 from tacg.engine.verify import verify
 from tacg.errors import TacgError
+from tacg.models.base import Spans
 from tacg.policies.state import resized, restart, stack
 from tacg.scan import Hidden, Trajectories, lowest, probability
 from tacg.types import REASONS, Commit
@@ -87,6 +88,7 @@ class Batch:
         self.whole = self.decode.observe == "sequence" or self.needs.scope != "block"
         self.compact = device.type == "cpu" and not self.needs.branches
         self.rows: list[Row | None] = []
+        self.store, self.drafts = Store(), Store()  # keys and values: the model's and the verifier's
         self.verifier = verifier
         suppressed = sorted({*spec.unwritable, *self.decode.suppress})
         self.suppressed = self._upload(suppressed)
@@ -114,7 +116,7 @@ class Batch:
         self._make_room(row)
         slot = row.slot = self.rows.index(None)
         self.rows[slot] = row
-        row.cache = Cache(extent(row, self.spec)) if self.mode != "none" else None
+        row.cache = self.store.row(slot, extent(row, self.spec), len(self.rows)) if self.mode != "none" else None
         restart(self.trajectories.state, slot, row.request.policy.start(1, self.length, self.device))
         self.trajectories.seen[slot] = False
         decode, start = row.request.decode, self.prompt - len(row.request.prompt)
@@ -188,7 +190,7 @@ class Batch:
         tokens, spans = canvas.view(-1)[plan.pack], plan.spans
         if self.needs.attention:
             self.maps = [attention_map(row, self.needs.attention) for row in self.live()]
-            spans = [replace(span, attention=each) for span, each in zip(spans, self.maps, strict=True)]
+            spans = Spans(replace(span, attention=each) for span, each in zip(spans, self.maps, strict=True))
         return tokens, spans, self._select(plan, self.view)
 
     def _select(self, plan: Plan, view: StepView) -> Tensor:
@@ -278,7 +280,7 @@ class Batch:
         places = self._every_place() if scan.places is None else scan.places
         target = verify(
             self.verifier, mix, self.rows, drafts, self.prompt, self.length, places, scan.logits, self.never_verified,
-            keep=not self.policy.revises,
+            None if self.policy.revises else self.drafts,
         )  # fmt: skip
         return torch.where(signals.eligible, scan.spread(target, -1), -1)
 

@@ -209,10 +209,10 @@ class Engine:
         if not batches:
             return []
         inputs = [batch.forward_input() for batch in batches]
-        spans = [span for _, part, _ in inputs for span in part]
         if len(inputs) == 1:
-            tokens, _, select = inputs[0]
+            tokens, spans, select = inputs[0]
         else:
+            spans = [span for _, part, _ in inputs for span in part]
             starts = itertools.accumulate((len(part) for part, _, _ in inputs), initial=0)
             tokens = torch.cat([part for part, _, _ in inputs])
             select = torch.cat([where + start for start, (_, _, where) in zip(starts, inputs, strict=False)])

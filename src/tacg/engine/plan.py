@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from tacg.cache import block_edge, window
-from tacg.models.base import Span
+from tacg.models.base import Span, Spans
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -29,7 +29,7 @@ class Plan(NamedTuple):
     inside  whether every position of every slot is among them
     """
 
-    spans: list[Span]
+    spans: Spans
     pack: Tensor
     offset: Tensor
     shadow: Tensor | None
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
         copies          branches of a row at most
         """
         size = prompt + length + 1
-        spans, pack, total = [], [], 0
+        spans, pack, total = Spans(), [], 0
         offset, shadow = (torch.zeros(len(rows), each, dtype=torch.int64) for each in (copies, 1))
         for row in rows:
             if row is None:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tacg.cache import Cache
 from tacg.engine.plan import extent, open_blocks
 from tacg.models.base import Span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tacg.cache import Store
     from tacg.engine.row import Row
     from tacg.models.base import Denoiser, ModelSpec
     from tacg.types import Mix
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def verify(
     verifier: Denoiser, mix: Mix, rows: Sequence[Row | None], drafts: Tensor, prompt: int, length: int,
-    places: Tensor, logits: Tensor, suppressed: Tensor, *, keep: bool,
+    places: Tensor, logits: Tensor, suppressed: Tensor, kept: Store | None,
 ) -> Tensor:  # fmt: skip
     """int64 [P]: what the mixture would write at `places` if everything before them were written as drafted.
 
@@ -29,7 +29,7 @@ def verify(
                 positions behind `prompt` columns
     places      int64 [P], as indices into [S * L]; `logits` float [P, V], the model's
     suppressed  int64, ids of both that are never written
-    keep        keys and values of what is settled are kept for the next step
+    kept        where keys and values of what is settled are kept for the next step; None: nowhere
 
     The only place that calls the verifier, and so the only one that counts its forwards. What it computes moves on
     with every step, so that on a device each costs an upload.
@@ -38,7 +38,7 @@ def verify(
     for row in rows:
         if row is None:
             continue
-        span = _span(row, verifier.spec, keep=keep)
+        span = _span(row, verifier.spec, kept, len(rows))
         before = prompt - len(row.request.prompt) + row.slot * drafts.shape[1]
         pack.append(torch.arange(before + span.start, before + span.stop))
         offset[row.slot] = total - span.start + len(row.request.prompt)
@@ -55,16 +55,16 @@ def verify(
     return mixed.index_fill_(1, suppressed, -torch.inf).argmax(dim=1)
 
 
-def _span(row: Row, spec: ModelSpec, *, keep: bool) -> Span:
+def _span(row: Row, spec: ModelSpec, kept: Store | None, rows: int) -> Span:
     """The draft up to the end of the open blocks; a model that sees only what is before knows its beginning already.
 
     What is settled by now was written as it had been drafted, so its keys and values are those of the last forward.
     """
     stop = open_blocks(row)[1]
-    if spec.causal_block is None or not keep:
+    if spec.causal_block is None or kept is None:
         return Span(0, stop, stop)
     if row.draft_cache is None:
-        row.draft_cache = Cache(extent(row, spec))
+        row.draft_cache = kept.row(row.slot, extent(row, spec), rows)
     known = min(row.drafted, len(row.request.prompt) + row.settled)
     row.drafted = stop
     return Span(max(0, known - spec.logit_shift), stop, stop, row.draft_cache)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     import torch
     from torch import Tensor
@@ -100,6 +100,14 @@ class Span:
         """The positions that are computed, in order: stretches [from, to), the shadow's last."""
         parts = [(self.start, self.gap[0]), (self.gap[1], self.stop)] if self.gap[1] else [(self.start, self.stop)]
         return [*parts, self.shadow] if self.shadow[1] else parts
+
+
+class Spans(list[Span]):
+    """Spans that are computed again and again. What a model works out about them is kept, under a key of its own."""
+
+    def __init__(self, spans: Iterable[Span] = ()) -> None:
+        super().__init__(spans)
+        self.known: dict[Hashable, Any] = {}
 
 
 def whole(lengths: Sequence[int]) -> list[Span]:

@@ -20,12 +20,14 @@ from torch.nn import functional as F
 
 from tacg.errors import TacgError
 from tacg.models.fields import Fields, short
-from tacg.models.layers import STEADY_ROWS, Network, PackedRows, steady_linear, steady_rows
+from tacg.models.layers import STEADY_ROWS, Network, steady_linear, steady_rows
+from tacg.models.rows import packed_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from tacg.models.base import Span
+    from tacg.models.rows import PackedRows
 
 SUPPORTED = {
     "position_embedding_type": "absolute",
@@ -200,7 +202,8 @@ class Bert(MaskedLM):
         tokens, spans = steady_rows(tokens, spans)
         groups = list(zip(self.groups.children(), self.config.repeats, strict=True))
         depth = sum(repeats * sum(1 for _ in group.children()) for group, repeats in groups)
-        rows = PackedRows(spans, 0, 1.0, tokens.device, wide=False, layers=depth)
+        table = self.word.weight
+        rows = packed_rows(spans, 0, 1.0, device=table.device, dtype=table.dtype, layers=depth)
         embedded = self.word(tokens) + self.token_type.weight[0] + self.position(rows.position + self.config.first)
         x = self.widen(self.embedding_norm(embedded))
         number = 0

@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from tacg.models.fields import Fields
-from tacg.models.layers import FeedForward, Network, PackedRows, QwenLayer, RmsNorm, denoise
+from tacg.models.layers import FeedForward, Network, QwenLayer, RmsNorm, denoise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tacg.models.base import Span
+    from tacg.models.rows import PackedRows
 
 SUPPORTED = {"hidden_act": "silu", "rope_scaling": None, "use_sliding_window": False, "tie_word_embeddings": False}
 
@@ -71,7 +71,7 @@ class DreamAttention(nn.Module):
     def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
         q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        mixed: Tensor = self.o_proj(rows.attend(layer, rows.rotate(q), rows.rotate(k), v))
+        mixed: Tensor = self.o_proj(rows.attend(layer, *rows.rotate(q, k), v))
         return mixed
 
 
@@ -100,10 +100,9 @@ class Dream(Network):
 
     def hidden(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Hidden states [P, D] at `select`. A row's first position has no prediction and reads its own."""
-        first = torch.tensor([0, *(len(span) for span in spans)], device=tokens.device).cumsum(0)
-        select = torch.where(torch.isin(select, first), select, select - 1)
         parts: Any = self.model
         return denoise(
             tokens, spans, select, embed=parts["embed_tokens"], layers=parts["layers"], norm=parts["norm"],
             rotary=self.config.width // self.config.heads, theta=self.config.rope_theta, block=self.block,
+            shift=self.logit_shift,
         )  # fmt: skip

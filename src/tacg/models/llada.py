@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacg.models.fields import Fields
-from tacg.models.layers import Network, PackedRows, RmsNorm, denoise
+from tacg.models.layers import Network, RmsNorm, denoise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tacg.models.base import Span
+    from tacg.models.rows import PackedRows
 
 # Switches of the official config that change the network, with the only value that this file implements.
 SUPPORTED = {
@@ -96,7 +97,7 @@ class LladaLayer(nn.Module):
         """[N, D] -> [N, D]."""
         normed = self.attn_norm(x)
         q, k, v = (proj(normed).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        mixed: Tensor = self.attn_out(rows.attend(layer, rows.rotate(q), rows.rotate(k), v))
+        mixed: Tensor = self.attn_out(rows.attend(layer, *rows.rotate(q, k), v))
         x = x + mixed
         normed = self.ff_norm(x)
         fed: Tensor = self.ff_out(F.silu(self.ff_proj(normed)) * self.up_proj(normed))

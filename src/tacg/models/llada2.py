@@ -17,12 +17,13 @@ from torch.nn import functional as F
 
 from tacg.errors import TacgError
 from tacg.models.fields import Fields
-from tacg.models.layers import Experts, FeedForward, Network, PackedRows, RmsNorm, denoise
+from tacg.models.layers import Experts, FeedForward, Network, RmsNorm, denoise
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tacg.models.base import Span
+    from tacg.models.rows import PackedRows
 
 BLOCK = 32
 SUPPORTED = {
@@ -134,7 +135,7 @@ class Llada2Attention(nn.Module):
         """[N, D] -> [N, D]."""
         heads: Tensor = self.query_key_value(x).view(len(x), -1, self.head_dim)
         q, k, v = torch.split(heads, self.sizes, dim=1)
-        q, k = rows.rotate(self.query_layernorm(q)), rows.rotate(self.key_layernorm(k))
+        q, k = rows.rotate(self.query_layernorm(q), self.key_layernorm(k))
         mixed: Tensor = self.dense(rows.attend(layer, q, k, v))
         return mixed
 

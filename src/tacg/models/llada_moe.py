@@ -10,13 +10,14 @@ from torch.nn import functional as F
 
 from tacg.errors import TacgError
 from tacg.models.fields import Fields, short
-from tacg.models.layers import Experts, Network, PackedRows, QwenLayer, RmsNorm, denoise
+from tacg.models.layers import Experts, Network, QwenLayer, RmsNorm, denoise
 from tacg.models.llada2 import expert_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tacg.models.base import Span
+    from tacg.models.rows import PackedRows
 
 SUPPORTED = {
     "hidden_act": "silu",
@@ -93,7 +94,7 @@ class LladaMoeAttention(nn.Module):
     def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
         q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = rows.rotate(self.q_norm(q)), rows.rotate(self.k_norm(k))
+        q, k = rows.rotate(self.q_norm(q), self.k_norm(k))
         mixed: Tensor = self.o_proj(rows.attend(layer, q, k, v))
         return mixed
 

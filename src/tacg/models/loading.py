@@ -106,10 +106,10 @@ def _own_dtype(directory: Path, device: torch.device) -> torch.dtype:
                 bytes_of[kind] = bytes_of.get(kind, 0) + math.prod(part.get_shape())
     most = max(bytes_of, key=lambda kind: bytes_of[kind], default="F32")
     own = {"BF16": torch.bfloat16, "F16": torch.float16}.get(most, torch.float32)
-    return own if _is_good_at(device, own) else torch.float32
+    return own if is_good_at(device, own) else torch.float32
 
 
-def _is_good_at(device: torch.device, dtype: torch.dtype) -> bool:
+def is_good_at(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether the hardware has instructions for a dtype: without, bfloat16 is several times slower than float32."""
     if dtype == torch.float32 or device.type not in ("cpu", "cuda"):
         return True

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from tacg.errors import TacgError
 from tacg.models.bert import ACTIVATIONS, MaskedLM, activation
 from tacg.models.fields import Fields, short
-from tacg.models.layers import PackedRows, steady_linear, steady_rows
+from tacg.models.layers import steady_linear, steady_rows
+from tacg.models.rows import packed_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tacg.models.base import Span
+    from tacg.models.rows import PackedRows
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 # The rest of the names are the checkpoint's own.
@@ -129,7 +131,7 @@ class ModernBertLayer(nn.Module):
     def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
         q, k, v = self.attn["Wqkv"](self.attn_norm(x)).unflatten(-1, (3, self.heads, -1)).unbind(dim=1)
-        x = x + self.attn["Wo"](rows.attend(layer, rows.rotate(q), rows.rotate(k), v))
+        x = x + self.attn["Wo"](rows.attend(layer, *rows.rotate(q, k), v))
         value, gate = self.mlp["Wi"](self.mlp_norm(x)).chunk(2, dim=-1)
         made: Tensor = x + self.mlp["Wo"](self.activation(value) * gate)
         return made
@@ -162,13 +164,14 @@ class ModernBert(MaskedLM):
         """Hidden states [P, D] at `select`, behind the transform."""
         config = self.config
         tokens, spans = steady_rows(tokens, spans)
-        rotary, device = config.width // config.heads, tokens.device
+        rotary, table = config.width // config.heads, self.word.weight
         rows = {
-            kind: PackedRows(
+            kind: packed_rows(
                 spans,
                 rotary,
                 theta,
-                device,
+                device=table.device,
+                dtype=table.dtype,
                 wide=True,
                 window=config.window if kind == LOCAL else None,
                 layers=len(config.kinds),

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from tacg.errors import TacgError
 from tacg.models.base import Span
-from tacg.models.layers import PackedRows
 from tacg.models.llada import Llada
+from tacg.models.rows import PackedRows
 
 if TYPE_CHECKING:
     from tacg.llm import LLM
@@ -35,7 +35,9 @@ class SeenRow(PackedRows):
     ) -> None:
         length = int(position.max()) + 1
         rotary = config.d_model // config.n_heads
-        super().__init__([Span(0, length, length)], rotary, config.rope_theta, position.device, wide=True)
+        super().__init__(
+            [Span(0, length, length)], rotary, config.rope_theta, device=position.device, dtype=torch.float32, wide=True
+        )
         self.cos, self.sin = self.cos[position], self.sin[position]
         self.mask, self.past, self.replace = mask, past, replace
         self.present: KeptKeys = []

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
-from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tacg.bench.simulated_device.attention import varlen_attention
 from tacg.bench.simulated_device.guard import register_guard
 from tacg.bench.simulated_device.operations import (
     INDEXING,
@@ -18,6 +18,7 @@ from tacg.bench.simulated_device.operations import (
     computed,
     device_of,
     facts_of,
+    launches_of,
     on_host,
     reads_of,
     tensors_in,
@@ -74,6 +75,7 @@ class SimulatedDevice:
         with contextlib.ExitStack() as patches:
             patches.enter_context(mock.patch.object(torch.cuda, "_lazy_init", _nothing_to_do))
             patches.enter_context(mock.patch.object(torch.cuda, "synchronize", self._synchronize))
+            patches.enter_context(mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)))
             patches.enter_context(mock.patch.object(torch, "Generator", DeviceGenerator))
             patches.enter_context(mock.patch.object(DeviceTensor, "current", self))
             # torch.tensor(…, device=…) makes a tensor of the CPU first, which is then seen to be copied.
@@ -110,11 +112,11 @@ class SimulatedDevice:
         self._count("kernel", kernel.__name__)
         kernel(**on_host(arguments))
 
-    def attention(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-        """Scaled dot products, for one kernel."""
-        device = common("scaled_dot_product_attention", tensors_in((*args, *kwargs.values())))
-        self._count("kernel", "scaled_dot_product_attention")
-        return DeviceTensor(F.scaled_dot_product_attention(*on_host(args), **on_host(kwargs)), device)
+    def one_kernel(self, func: Callable[..., Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
+        """What a CPU makes of several operations, and CUDA of one."""
+        device = common(func.__name__, tensors_in((*args, *kwargs.values())))
+        self._count("kernel", func.__name__)
+        return DeviceTensor(func(*on_host(args), **on_host(kwargs)), device)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -123,6 +125,9 @@ class SimulatedDevice:
         if func.namespace == "profiler":
             self._label(func, args)
             return func(*args, **kwargs)
+        if func._schema.name == "torch_attn::_varlen_attn":
+            made = self.one_kernel(varlen_attention, args, kwargs)
+            return made, made.new_empty(0), made.new_empty(0)  # what only training reads
         given = tensors_in((*args, *kwargs.values()))
         asked = None if kwargs.get("device") is None else indexed(torch.device(kwargs["device"]))
         if (asked or CPU) == CPU and not any(isinstance(tensor, DeviceTensor) for tensor in given):
@@ -175,7 +180,7 @@ class SimulatedDevice:
         self._count("read", facts.name, reads)
         made = tensors_in((result,))
         idle = not reads and made and not any(tensor.numel() for tensor in made)  # nothing is launched for nothing
-        self._count("kernel", facts.name, not facts.free and not idle)
+        self._count("kernel", facts.name, 0 if idle else launches_of(facts, args))
 
     def _count_indexing(self, args: Sequence[Any]) -> None:
         indices = [index for index in args[1] if index is not None]

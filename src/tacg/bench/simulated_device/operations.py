@@ -109,12 +109,24 @@ def reads_of(facts: Facts, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
     """How often the operation waits for the device; of indexing, see `SimulatedDevice`."""
     if facts.name == "repeat_interleave":
         return int(kwargs.get("output_size") is None)
+    if facts.name == "_grouped_mm":
+        return int(not in_one_go(args))
     if facts.name in FILLING:
         return int(isinstance(args[-1], DeviceTensor))  # the value is fetched to be a number
     if facts.name == "isin" and not kwargs.get("assume_unique"):
         among, wanted = (x.numel() if isinstance(x, torch.Tensor) else 1 for x in args[:2])
         return 2 if wanted >= 10 * among**0.145 else 0  # many are sorted first, and repetitions dropped
     return READS.get(facts.name, 0)
+
+
+def in_one_go(args: Sequence[Any]) -> bool:
+    """Whether a product of groups is one kernel. Of other types PyTorch fetches the offsets, and goes by group."""
+    return bool(args[0].dtype == torch.bfloat16)
+
+
+def launches_of(facts: Facts, args: Sequence[Any]) -> int:
+    """How many kernels the operation is, if it is any."""
+    return 0 if facts.free else len(args[1]) if facts.name == "_grouped_mm" and not in_one_go(args) else 1
 
 
 def device_of(facts: Facts, args: Sequence[Any], tensors: Sequence[Tensor]) -> torch.device:

@@ -55,9 +55,9 @@ class DeviceTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Attention is one kernel; PyTorch chooses it in C++ that a CPU build does not have for CUDA."""
-        if func is F.scaled_dot_product_attention:
-            return _running().attention(args, kwargs or {})
+        """Attention and norms are one kernel; PyTorch chooses it in C++ that a CPU build does not have for CUDA."""
+        if func in (F.scaled_dot_product_attention, F.rms_norm):
+            return _running().one_kernel(func, args, kwargs or {})
         if func is torch._has_compatible_shallow_copy_type:
             return False  # `Module.to` must put new parameters in place of the CPU's, not new numbers into them
         with torch._C.DisableTorchFunctionSubclass():

@@ -1,0 +1,81 @@
+"""What a forward asks of a GPU, counted on a simulated one: real depth and real numbers of experts, tiny width.
+
+A steady forward is counted: one block of each row over what the cache holds, with spans that the model has seen before.
+Prompts differ in length. In bfloat16, as PyTorch's kernels for experts and for unlike rows want it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tacg.bench.simulated_device import SimulatedDevice, Tally
+from tacg.cache import Store
+from tacg.models.base import Span, Spans
+from tacg.models.tiny import random_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tacg.records.rows import ResultRow
+
+BLOCK = 32
+LLADA = {"n_layers": 32}
+LLADA2_MINI = {
+    "num_hidden_layers": 20, "num_experts": 256, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Rows of a model whose blocks are computed together. `cache` is dual or block; with none, all of each row."""
+
+    model: str
+    family: str
+    layers: int
+    cache: str
+    rows: int
+    shape: dict[str, int] = field(hash=False)
+
+
+FORWARDS = (
+    Forward("LLaDA-8B", "llada", 32, "none", 8, LLADA),
+    Forward("LLaDA-8B", "llada", 32, "dual", 1, LLADA),
+    Forward("LLaDA-8B", "llada", 32, "dual", 32, LLADA),
+    Forward("LLaDA2.0-mini", "llada2", 20, "block", 1, LLADA2_MINI),
+    Forward("LLaDA2.0-mini", "llada2", 20, "block", 8, LLADA2_MINI),
+)
+
+
+@torch.no_grad()
+def count_forward(case: Forward) -> Tally:
+    """What a steady forward costs."""
+    with SimulatedDevice() as device:
+        model: Any = random_model(case.family, **case.shape).to("cuda", torch.bfloat16)
+        lengths, store = [BLOCK * (2 + row % 3) for row in range(case.rows)], Store()
+        caches = [store.row(slot, length, case.rows) for slot, length in enumerate(lengths)]
+        whole = Spans(Span(0, cache.length, cache.length, cache) for cache in caches)
+        if case.cache == "none":
+            steady = Spans(Span(0, length, length) for length in lengths)
+        else:
+            steady = Spans(Span(cache.length - BLOCK, cache.length, cache.length, cache) for cache in caches)
+        for spans in (whole, steady, steady):
+            tokens = (torch.arange(sum(map(len, spans))) * 7 % 100).to("cuda")
+            select = torch.arange(0, len(tokens), 2, device="cuda")
+            device.tally.clear()
+            model(tokens, spans, select)
+        return device.tally.copy()
+
+
+def measure(*, quick: bool = False) -> Iterator[ResultRow]:
+    """A row for each forward."""
+    for case in FORWARDS[1:2] if quick else FORWARDS:
+        tally = count_forward(case)
+        kernels = tally.count("kernel")
+        yield {
+            "forward_of": case.model, "cache": case.cache, "batch": case.rows, "layers": case.layers,
+            "kernels": kernels, "reads": tally.count("read"), "uploads": tally.count("upload"),
+            "kernels_per_layer": kernels / case.layers,
+        }  # fmt: skip

@@ -1,0 +1,220 @@
+"""How packed tokens split into rows: the rotation of each token, and attention within rows.
+
+On the CPU each row attends by itself (`PackedRows`), so that its rounding does not depend on its neighbours. On a
+device all rows attend at once (`DeviceRows`), so that the number of kernels does not depend on the number of rows.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tacg.models.base import Span, Spans
+from tacg.models.lanes import Lane, Tables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def packed_rows(spans: Sequence[Span], *words: Any, device: torch.device, **named: Any) -> PackedRows:
+    """The rows of these spans, as the device likes them. Of spans that come again they are known (see `Spans`)."""
+    kind = PackedRows if device.type == "cpu" else DeviceRows
+    if not isinstance(spans, Spans):
+        return kind(spans, *words, device=device, **named)
+    key = (kind, *words, device, *named.values())
+    if key not in spans.known:
+        spans.known[key] = kind(spans, *words, device=device, **named)
+    found: PackedRows = spans.known[key]
+    return found
+
+
+class PackedRows:
+    """Rows that attend one by one, neighbours of equal length in one call.
+
+    spans     of the rows; `block` makes attention block-causal, `window` lets it see so many positions to each side
+    rotary    how many dimensions of a head turn with the position
+    dtype     of the activations; `wide` rotates in float32 all the same (as LLaDA does)
+    layers    how many there are
+    position    int64 [N], of each token in its row
+    has_before  int64 [N], 0 for the first token of each span, 1 for all others
+    """
+
+    def __init__(
+        self, spans: Sequence[Span], rotary: int, theta: float, *, device: torch.device, dtype: torch.dtype,
+        wide: bool = False, block: int | None = None, window: int | None = None, layers: int = 1,
+    ) -> None:  # fmt: skip
+        # Not `spans` itself: that may know these rows, and nobody frees a circle at once.
+        self.spans, self.device, self.layers = tuple(spans), device, layers
+        self.block, self.window = block, window
+        inside = torch.cat([torch.arange(len(span)) for span in self.spans])
+        position = torch.cat([torch.arange(*part) for span in self.spans for part in span.stretches()])
+        self.position, self.has_before = self._lay_out(dtype, position, inside.clamp(max=1))
+        frequency = 1.0 / theta ** (torch.arange(0, rotary, 2, device=device).float() / rotary)
+        angle = (self.position.float()[:, None] * frequency).repeat(1, 2)[:, None, :]
+        self.turning = torch.float32 if wide else dtype
+        self.cos, self.sin = angle.cos().to(self.turning), angle.sin().to(self.turning)
+
+    def _lay_out(self, dtype: torch.dtype, *tables: Tensor) -> Sequence[Tensor]:
+        """Prepare for attention; returns the tables on the device."""
+        plain = self.block is self.window is None and not any(span.cache or span.shadow[1] for span in self.spans)
+        lengths = groupby(len(span) for span in self.spans)
+        self.runs = [(len(list(rows)), length) for length, rows in lengths] if plain else None
+        return tables
+
+    @cached_property
+    def masks(self) -> list[Tensor | None]:
+        """Of each row: see `_visible`."""
+        return [_visible(span, self.block, self.window, self.device) for span in self.spans]
+
+    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary embedding of q [N, H, D] and k [N, KV, D]; dimensions beyond the rotary ones pass through."""
+        return self._turned(q), self._turned(k)
+
+    def _turned(self, x: Tensor) -> Tensor:
+        size = self.cos.shape[-1]
+        turned, rest = x[..., :size].to(self.turning), x[..., size:]
+        left, right = turned.chunk(2, dim=-1)
+        turned = (turned * self.cos + torch.cat([-right, left], dim=-1) * self.sin).to(x.dtype)
+        return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention within each row. q [N, H, D], k and v [N, KV, D], already rotated -> [N, H * D]."""
+        mixed = self._mixed(layer, q, k, v)
+        if any(span.attention is not None for span in self.spans):
+            self._show(layer, q, k)
+        return mixed
+
+    def _mixed(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        sizes = [rows * length for rows, length in self.runs] if self.runs else [len(span) for span in self.spans]
+        parts = zip(*(torch.split(x, sizes) for x in (q, k, v)), strict=True)
+        if self.runs:
+            mixed = [
+                _attention(*(x.unflatten(0, run) for x in part)).flatten(0, 1)
+                for run, part in zip(self.runs, parts, strict=True)
+            ]
+        else:
+            mixed = [self._one(layer, *row) for row in zip(self.spans, self.masks, parts, strict=True)]
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+    @staticmethod
+    def _one(layer: int, span: Span, mask: Tensor | None, part: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """A single row, against its cache if it has one."""
+        q, k, v = part
+        if span.cache is not None:
+            own = len(k) - (span.shadow[1] - span.shadow[0])
+            held = [x[: span.reach] for x in span.cache.write(layer, span.start, k[:own], v[:own])]
+            k, v = held if own == len(k) else (torch.cat(x) for x in zip(held, (k[own:], v[own:]), strict=True))
+        return _attention(q[None], k[None], v[None], mask)[0]
+
+    def _show(self, layer: int, q: Tensor, k: Tensor) -> None:
+        """Fill the attention maps that are asked for. Each row by itself, so that neighbours do not matter."""
+        sizes = [len(span) for span in self.spans]
+        for span, mask, mine, own in zip(self.spans, self.masks, *(torch.split(x, sizes) for x in (q, k)), strict=True):
+            asked = span.attention
+            if asked is not None and asked.wants(layer, self.layers):
+                keys = own if span.cache is None else span.cache.held(layer)[0][: span.reach]
+                here = slice(asked.start - span.start, asked.stop - span.start)
+                weights = _attention_weights(mine[here], keys, None if mask is None else mask[here])
+                asked.add(weights[:, :, asked.start : asked.stop])
+
+
+class DeviceRows(PackedRows):
+    """Rows that attend all at once: where their tokens and keys lie is worked out on the host, for one upload."""
+
+    turns: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def _lay_out(self, dtype: torch.dtype, *tables: Tensor) -> Sequence[Tensor]:
+        lanes, offset = dict[Any, Lane](), 0
+        for span in self.spans:
+            store, masked = span.cache.store if span.cache else None, _is_masked(span, self.block, self.window)
+            key = id(store), masked
+            lanes[key] = lane = lanes.get(key) or Lane(store, masked=masked, device=self.device, dtype=dtype)
+            lane.add(span, offset)
+            offset += len(span)
+        self.lanes = list(lanes.values())
+        every = Tables(tables)
+        for lane in self.lanes:
+            lane.prepare(every, alone=len(self.lanes) == 1)
+        found = every.upload(self.device)
+        for lane in self.lanes:
+            lane.finish(found, self.block, self.window)
+        return found[: len(tables)]
+
+    def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Both at once, where sums are rounded on the way out."""
+        if self.device.type != "cuda":
+            return super().rotate(q, k)
+        x = torch.cat([q, k], dim=1)
+        partner, cos, sin = self._turns(x.shape[-1])
+        turned = torch.empty_like(x)
+        torch.addcmul(x * cos, x.index_select(-1, partner), sin, out=turned)
+        return turned[:, : q.shape[1]], turned[:, q.shape[1] :]
+
+    def _turns(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Of `size` dimensions the partner of each, int64 [D], and cosine and sine of each token, [N, 1, D]."""
+        if self.turns is None:
+            half, turning = self.cos.shape[-1] // 2, self.cos.shape[-1]
+            partner = torch.arange(size, device=self.device)
+            partner[:turning] = partner[:turning].roll(half)
+            sin = torch.cat([-self.sin[..., :half], self.sin[..., half:]], dim=-1)
+            still = (0, size - turning)  # dimensions that do not turn: by 1 and 0
+            self.turns = partner, F.pad(self.cos, still, value=1.0), F.pad(sin, still)
+        return self.turns
+
+    def _mixed(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if len(self.lanes) == 1:
+            return self.lanes[0].attend(layer, q, k, v).flatten(1)
+        mixed = torch.empty_like(q)
+        for lane in self.lanes:
+            mixed.index_copy_(0, lane.tokens, lane.attend(layer, q, k, v))
+        return mixed.flatten(1)
+
+
+def _is_masked(span: Span, block: int | None, window: int | None) -> bool:
+    """Whether any position of the span does not see everything up to `reach`."""
+    causal = block is not None and span.start // block != (span.reach - 1) // block
+    near = window is not None and max(span.stop - 1, span.reach - 1 - span.start) > window
+    return causal or near or span.shadow[1] > 0
+
+
+def _visible(span: Span, block: int | None, window: int | None, device: torch.device) -> Tensor | None:
+    """bool [span, keys]: which keys each position sees (see `Span`). None where all see everything.
+
+    block   only its own block and what is before
+    window  only so far to each side
+    """
+    if not _is_masked(span, block, window):
+        return None
+    size = span.shadow[1] - span.shadow[0]
+    query = torch.cat([torch.arange(*part, device=device) for part in span.stretches()])
+    keys = torch.cat([torch.arange(span.start, device=device), query])
+    seen = torch.ones(len(query), len(keys), dtype=torch.bool, device=device)
+    if block is not None:
+        seen &= keys // block <= query[:, None] // block
+    if window is not None:
+        seen &= (keys - query[:, None]).abs() <= window
+    if size:
+        seen[:-size, -size:] = False
+        seen[-size:, :-size] &= keys[:-size] != query[-size:, None]
+    return seen
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """[B, T, H, D] and keys and values [B, S, KV, D] -> [B, T, H * D]."""
+    grouped = q.shape[2] != k.shape[2]
+    mixed = F.scaled_dot_product_attention(
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, enable_gqa=grouped
+    )
+    return mixed.transpose(1, 2).flatten(2)
+
+
+def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    """What fused attention does not tell: [T, H, D] and keys [S, KV, D] -> probabilities float32 [H, T, S]."""
+    queries = q.float().transpose(0, 1).reshape(k.shape[1], -1, q.shape[2])  # heads that share keys side by side
+    scores = (queries @ k.float().permute(1, 2, 0)).view(-1, len(q), len(k)) * q.shape[2] ** -0.5
+    return torch.softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf), dim=2)
