@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tacg
-from tacg.constraint.automaton import Automaton, byte_automaton, lift
+from tacg.constraint.automaton import Automaton, lift
 from tacg.constraint.reach import Reach, agreed
+from tacg.constraint.regex import byte_automaton
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
 from tacg.policies import get_policy, policy_names

@@ -1,8 +1,8 @@
 """From a regular expression over bytes to an automaton over tokens.
 
-A library turns the expression into an automaton over bytes. Tokens are longer than a byte, so it is lifted: a token
-takes each state wherever its bytes lead. Most tokens lead to the same states as many others, and these form a class, so
-that a vocabulary of a hundred thousand tokens becomes a table of states x some hundred classes.
+Tokens are longer than a byte, so the automaton over bytes is lifted: a token takes each state wherever its bytes lead.
+Most tokens lead to the same states as many others, and these form a class, so that a vocabulary of a hundred thousand
+tokens becomes a table of states x some hundred classes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from tacg.errors import TacgError
+from tacg.constraint.regex import byte_automaton
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tacg.models.base import ModelSpec
     from tacg.text import Tokenizer
 
-MARK = 0  # the byte that stands behind an answer, and nowhere else
-MOST_STATES, MOST_CHARACTERS = 4096, 20_000
 KEPT = 64  # automata that are kept for the next request that asks for the same
 
 
@@ -140,41 +138,6 @@ def _compiled(
     )  # fmt: skip
 
 
-def byte_automaton(pattern: str) -> tuple[np.ndarray, np.ndarray, int]:
-    """Table int64 [N + 1, 256], the last state dead; accepting states, bool [N + 1]; the state to begin with."""
-    try:
-        from outlines_core import Index, Vocabulary
-    except ImportError:
-        raise TacgError('Structured output needs outlines-core: pip install "tacg[structured]".') from None
-    if len(pattern) > MOST_CHARACTERS:
-        raise TacgError(
-            f"The constraint must make a regular expression of at most {MOST_CHARACTERS} characters, got "
-            f"{len(pattern)}: simplify it."
-        )
-    # The library stops at the first alternative that matches, so of `a|ab` it would know `a` alone. With a mark behind
-    # the answer that no answer holds, nothing matches before its end, and the whole language remains.
-    try:
-        index = Index(rf"(?:{pattern})\x00", Vocabulary(256, {bytes([each]): [each] for each in range(256)}))
-    except ValueError as error:
-        raise TacgError(
-            f"The regular expression {_short(pattern)} cannot be used ({_first_sentence(error)}): it must be regular "
-            "(no look-around, no back-references) and without anchors inside."
-        ) from None
-    moves: dict[int, dict[int, int]] = index.get_transitions()
-    final, start = set(index.get_final_states()), index.get_initial_state()
-    number = {state: place for place, state in enumerate({start: 0, **moves})}
-    if len(number) > MOST_STATES:
-        raise TacgError(f"The constraint must have at most {MOST_STATES} states, got {len(number)}: simplify it.")
-    table = np.full((len(number) + 1, 256), len(number), dtype=np.int64)
-    for state, targets in moves.items():
-        for byte, target in targets.items():
-            if MARK < byte < 256:
-                table[number[state], byte] = number[target]
-    accept = np.zeros(len(table), dtype=bool)
-    accept[[number[state] for state, targets in moves.items() if targets.get(MARK) in final]] = True
-    return table, accept, number[start]
-
-
 def lift(
     pattern: str, table: np.ndarray, accept: np.ndarray, start: int, spellings: Sequence[bytes | None],
     eos: Sequence[int], unwritable: frozenset[int], *, holes: bool,
@@ -201,7 +164,7 @@ def lift(
     writable[[each for each in unwritable if each < len(kind)]] = False
     final = np.append(accept[:dead], [True, False])
     tables = [torch.from_numpy(np.ascontiguousarray(each)) for each in (wide.T, kind, final, writable)]
-    return Automaton.of(pattern, start, *tables)
+    return Automaton.of(pattern, grown if start == dead else start, *tables)
 
 
 def _token_columns(table: np.ndarray, spellings: Sequence[bytes | None]) -> tuple[np.ndarray, np.ndarray]:
@@ -229,11 +192,3 @@ def _token_columns(table: np.ndarray, spellings: Sequence[bytes | None]) -> tupl
     used, renumbered = np.unique(sort, return_inverse=True)
     low = int(used[0] == -1)
     return np.array([columns[each] for each in used[low:]]).reshape(-1, len(table)), renumbered - low
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error).split(". ")[0]
-
-
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:77] + "…")

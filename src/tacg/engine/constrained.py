@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tacg.constraint.reach import Reach, agreed
+from tacg.constraint.regex import short
 from tacg.engine.commits import resolve_commits
 from tacg.errors import TacgError
 from tacg.scan import lowest
@@ -62,7 +63,7 @@ class Constrained:
         for members in kinds.values():
             automaton = members[0].request.constraint
             assert automaton is not None
-            table = torch.tensor([[row.slot, row.request.state] for row in members], device=self.device)
+            table = torch.tensor([[row.slot, row.request.start] for row in members], device=self.device)
             self.groups.append(Group(automaton.to(self.device), table[:, 0], table[:, 1]))
         self.stale = True
 
@@ -143,7 +144,7 @@ def begin(request: Request, answer: list[int], mask_id: int) -> tuple[list[int],
         return answer, set()
     tokens, length = torch.tensor([answer]), torch.tensor([len(answer)])
     masked = tokens == mask_id
-    reach = Reach.of(automaton, tokens, masked, length, torch.tensor([request.state]))
+    reach = Reach.of(automaton, tokens, masked, length, torch.tensor([request.start]))
     if not bool(reach.possible):
         raise TacgError(_why(automaton, request, len(answer)))
     only, what = reach.forced(reach.allowed(masked, masked.shape), masked)
@@ -151,13 +152,12 @@ def begin(request: Request, answer: list[int], mask_id: int) -> tuple[list[int],
 
 
 def _why(automaton: Automaton, request: Request, length: int) -> str:
-    least, pattern = automaton.shortest(), automaton.pattern
-    pattern = pattern if len(pattern) <= 80 else pattern[:79] + "…"
+    least, pattern = automaton.shortest(), short(automaton.pattern)
     if least is None:
-        return f"The constraint {pattern!r} cannot be met with tokens that this model writes: no answer satisfies it."
+        return f"The constraint {pattern} cannot be met with tokens that this model writes: no answer satisfies it."
     if least > length and not request.canvas:
         return (
-            f"`gen_length` must be at least {least} for the constraint {pattern!r}, whose shortest answer has so many "
+            f"`gen_length` must be at least {least} for the constraint {pattern}, whose shortest answer has so many "
             f"tokens; got {length}."
         )
-    return f"No filling of the {length} positions of this canvas satisfies the constraint {pattern!r}."
+    return f"No filling of the {length} positions of this canvas satisfies the constraint {pattern}."

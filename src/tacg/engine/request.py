@@ -81,7 +81,8 @@ class Request:
 
     canvas  what follows the prompt: ids, and the mask id where a hole is to be filled. Empty: `gen_length` masks.
             Ids that are given are never written
-    constraint  what the answer must look like, from the state `state` on (None: whatever the model writes)
+    constraint  what the answer must look like (None: whatever the model writes); `state`: that in which it begins, if
+                not the first
     """
 
     prompt: tuple[int, ...]
@@ -89,7 +90,13 @@ class Request:
     decode: Decode
     canvas: tuple[int, ...] = ()
     constraint: Automaton | None = None
-    state: int = 0
+    state: int | None = None
+
+    @property
+    def start(self) -> int:
+        """The state of the constraint before the first position."""
+        assert self.constraint is not None
+        return self.constraint.start if self.state is None else self.state
 
     def holes(self, mask_id: int) -> list[bool]:
         """Which of the `gen_length` positions are to be filled."""
