@@ -293,6 +293,8 @@ def test_a_planted_mix_is_caught(pocket: tuple[tacg.LLM, tacg.LLM]) -> None:
         ("hierarchy", {"remask": 0.6}),
         ("lopa", {"add": 0.3, "block_length": 8}),
         ("prophet", {"region_start": 20}),
+        ("tacg", {"regex": "[a-z]+( [0-9]+)*"}),
+        ("joint", {"schema": {"type": "object", "properties": {"answer": {"type": "integer"}}}}),
     ],
     ids=str,
 )
