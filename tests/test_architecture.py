@@ -26,6 +26,7 @@ FLOORS = (
     "scan tasks",
     "gate lazy",
     "policies own_loop models cache",
+    "constraint",
     "engine",
     "llm",
     "trace",

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from tacg.canvas import Canvas, Hole
+from tacg.constraint import compile_pattern, pattern_of
+from tacg.constraint.pattern import NAMES as CONSTRAINTS
 from tacg.engine.events import Event, Finished
 from tacg.engine.loop import Engine, refuse_failures
 from tacg.engine.request import Request, resolve
@@ -76,6 +78,8 @@ class LLM:
         chat       wrap texts in the chat template (default: if the checkpoint has one)
         seed       of the random numbers: one for all prompts alike, or a list with one each
         on_output  called with (number, output) as soon as a prompt is done
+        schema, regex, choices  what every answer must look like: a JSON schema or pydantic model, a regular expression,
+                   or texts of which the answer is one
         settings   knobs of the decode (gen_length, block_length, seed, …) and of the policy (threshold, k_extra, …)
         """
         many, single = _listed(prompts)
@@ -190,9 +194,11 @@ class LLM:
         seeds = list(seeds) if isinstance(seeds, Sequence) else [seeds] * len(prompts)
         if len(seeds) != len(prompts):
             raise TacgError(f"`seed` must be one number or one per prompt, {len(prompts)}; got {len(seeds)}.")
-        made, decode = resolve(policy, {name: value for name, value in settings.items() if name != "seed"})
+        pattern = pattern_of(settings)
+        plain = {name: value for name, value in settings.items() if name not in ("seed", *CONSTRAINTS)}
+        made, decode = resolve(policy, plain)
         requests = [
-            self.request(prompt, made, decode.replace(seed=seed), chat)
+            self.held_to(pattern, self.request(prompt, made, decode.replace(seed=seed), chat), prompt)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
         for event in Engine(self.model, batch_size, self.verifier).stream(requests, detail=detail):
@@ -222,6 +228,16 @@ class LLM:
         start = 0 if before else ids.index(mask)
         decode = decode.replace(gen_length=len(ids) - start, early_stop=False)  # what is given behind a hole must stay
         return Request((*before, *ids[:start]), policy, decode, tuple(ids[start:]))
+
+    def held_to(self, pattern: str | None, request: Request, prompt: Prompt = "") -> Request:
+        """The request with an answer that must match a regular expression; of a canvas, its whole text must."""
+        if pattern is None:
+            return request
+        spec, suppress = self.model.spec, request.decode.suppress
+        made = compile_pattern(pattern, self.tokenizer, spec, suppress, holes=bool(request.canvas))
+        # What a canvas says before its first hole is part of its text, though it is not written.
+        before = request.prompt if isinstance(prompt, Canvas) and prompt.prompt is None else ()
+        return replace(request, constraint=made, state=made.after(before))
 
     def _with_text(self, output: Output, prompt: Prompt, request: Request) -> Output:
         """The output with its text: the answer, or the whole canvas and what its holes were filled with."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 import re
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from tacg import files
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 Message = dict[str, str]  # {"role": "user", "content": "…"}
@@ -30,6 +31,7 @@ QWEN_PIECES = (
 )
 
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a byte that no token of the vocabulary spells
 UNUSED = re.compile(r"\[unused\d+\]")  # places that BERT's vocabularies keep free
 
 
@@ -83,6 +85,21 @@ class Tokenizer:
         """Every id that stands for a special token, or for none yet."""
         special = {number for number, token in self._backend.get_added_tokens_decoder().items() if token.special}
         return special | {number for token, number in self._backend.get_vocab().items() if UNUSED.fullmatch(token)}
+
+    def spellings(self) -> dict[int, bytes]:
+        """The bytes that each id adds to a text, wherever it stands; special tokens add none and are left out.
+
+        That is so for tokens made of bytes (GPT-2's way), and for texts that are simply put together.
+        """
+        backend = json.loads(self._backend.to_str())
+        read = _reader_of(backend.get("decoder"))
+        added = {number: token.content for number, token in self._backend.get_added_tokens_decoder().items()}
+        special, vocabulary = self.special_ids(), self._backend.get_vocab(with_added_tokens=True)
+        return {
+            number: added[number].encode() if number in added else read(token)
+            for token, number in vocabulary.items()
+            if number not in special
+        }
 
     def frame(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The ids that this tokenizer puts before and after a text, such as [CLS] and [SEP]."""
@@ -210,6 +227,38 @@ def _roberta(backend: Any) -> Any:
     end, begin = ((token, backend.token_to_id(token)) for token in ("</s>", "<s>"))
     backend.post_processor = RobertaProcessing(end, begin, add_prefix_space=False)
     return backend
+
+
+def _reader_of(decoder: Any) -> Callable[[str], bytes]:
+    """What makes bytes of a token's name."""
+    decoder = decoder or {}
+    steps = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"]:
+        letters = _byte_letters()
+        return lambda token: b"".join(letters.get(each) or each.encode() for each in token)
+    if kinds and {*kinds} <= {"Fuse", "Replace", "ByteFallback"}:
+        swaps = [(step["pattern"]["String"], step["content"]) for step in steps if step["type"] == "Replace"]
+
+        def spelled(token: str) -> bytes:
+            if "ByteFallback" in kinds and BYTE.fullmatch(token):
+                return bytes([int(token[3:5], 16)])
+            for old, new in swaps:
+                token = token.replace(old, new)
+            return token.encode()
+
+        return spelled
+    raise TacgError(
+        f"Structured output needs a tokenizer whose tokens are bytes or texts wherever they stand, as those of LLaDA "
+        f"and Dream; this one decodes by {', '.join(map(str, kinds))}."
+    )
+
+
+def _byte_letters() -> dict[str, bytes]:
+    """GPT-2's letters for bytes: those that can be seen stand for themselves, the others for letters from 256 on."""
+    seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [each for each in range(256) if each not in seen]
+    return {chr(each): bytes([each]) for each in seen} | {chr(256 + n): bytes([each]) for n, each in enumerate(others)}
 
 
 def _plain(template: Any) -> str | None:

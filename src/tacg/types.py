@@ -258,6 +258,7 @@ class Reason(enum.IntEnum):
     BRANCH = 5
     EDIT = 6
     REMASK = 7
+    FORCED = 8
 
 
 REASONS = tuple(reason.name.lower() for reason in Reason)
@@ -338,6 +339,9 @@ class Output:
     error      why it ended early, with finish_reason "error"; else empty
     holes      of a canvas: the texts that its holes were filled with
     given      how many of the tokens a canvas gave; the others were generated
+    forced     how many of the tokens a constraint left no choice about; they were written without being asked for
+    cut        of a constrained answer: the probability that its constraint took away, on average over the tokens that
+               the model chose
     """
 
     text: str
@@ -354,6 +358,8 @@ class Output:
     auxiliary_positions: int = 0
     holes: tuple[str, ...] = ()
     given: int = 0
+    forced: int = 0
+    cut: float = 0.0
 
     @property
     def tpf(self) -> float:

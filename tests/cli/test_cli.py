@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,20 @@ def test_generate_prints_the_answer_and_what_it_cost() -> None:
     assert len(done.stdout.strip("\n")) > 0
     assert "tokens per forward" in done.stderr
     assert "random weights" in done.stderr, "nobody should mistake noise for an answer"
+
+
+def test_generate_holds_answers_to_what_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "answer.json").write_text(
+        '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
+    )
+    for words, pattern in (
+        (["--choice", "yes", "--choice", "no way"], "yes|no way"),
+        (["--regex", "[0-9]{3}"], "[0-9]{3}"),
+        (["--schema", str(tmp_path / "answer.json")], r'\{"n": -?[0-9]+\}'),
+    ):
+        (output,) = document("generate", "What is 3 plus 4?", *words, "--set", "gen_length=24")["outputs"]
+        assert re.fullmatch(pattern, output["text"])
+        assert output["forced"] >= 1, "EOS behind it, at least"
 
 
 def test_generate_json_holds_every_commit() -> None:

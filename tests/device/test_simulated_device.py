@@ -303,6 +303,8 @@ def _plain(commit: tacg.Commit) -> tuple[object, ...]:
         ("hierarchy", {"remask": 0.6}),
         ("lopa", {"add": 0.3, "block_length": 8}),
         ("prophet", {"region_start": 20}),
+        ("tacg", {"regex": "[a-z]+( [0-9]+)*"}),
+        ("joint", {"schema": {"type": "object", "properties": {"answer": {"type": "integer"}}}}),
     ],
     ids=str,
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Literal
 
 import httpx2
 import openai
 import pytest
 from openai import OpenAI
+from pydantic import BaseModel, Field
 
 import tacg
 from tests.serve.conftest import SHORT, wait_until
@@ -93,7 +95,17 @@ def test_completions_take_texts_and_ids(client: OpenAI, llm: tacg.LLM) -> None:
         ({"threshold": "high"}, "threshold", "float"),
         ({"top_p": 0.5}, "top_p", "not supported"),
         ({"tools": [{"type": "function"}]}, "tools", "not supported"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
+        ({"response_format": {"type": "yaml"}}, "response_format", "json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"not": {}}}}},
+            "response_format",
+            "uses not",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"const": "a" * 99}}}},
+            "response_format",
+            "`gen_length` must be at least",
+        ),
         ({"logprobs": True, "top_logprobs": 3}, "top_logprobs", "must be 0"),
         ({"max_tokens": 0}, "max_tokens", ">= 1"),
         ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "equal"),
@@ -183,3 +195,24 @@ def test_info_health_and_metrics(http: httpx2.Client) -> None:
     wait_until(lambda: "tacg_rows_running 0" in http.get("/metrics").text)  # the last row leaves after its last line
     assert http.get("/v1/nothing").json()["error"]["code"] == "not_found"
     assert http.get("/v1/completions").status_code == 405
+
+
+class Answer(BaseModel):
+    ok: bool
+    kind: Literal["a", "b"]
+    count: int = Field(ge=0, le=99)
+
+
+@pytest.mark.parametrize("policy", ["tacg", "confidence", "wino"])
+def test_answers_have_the_form_that_is_asked_for(client: OpenAI, policy: str) -> None:
+    """The client's own helper makes pydantic objects of them; a stream says the same."""
+    asked: dict[str, object] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 96, "temperature": 0.9}
+    for seed in range(4):
+        more = {"seed": seed, "extra_body": {"policy": policy}}
+        answer = client.chat.completions.parse(**asked, **more, response_format=Answer)
+        assert isinstance(answer.choices[0].message.parsed, Answer)
+        with client.chat.completions.stream(**asked, **more, response_format=Answer) as stream:
+            final = stream.get_final_completion()
+        assert final.choices[0].message.content == answer.choices[0].message.content
+        free = client.chat.completions.create(**asked, **more, response_format={"type": "json_object"})
+        assert isinstance(json.loads(free.choices[0].message.content or ""), dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,6 +34,10 @@ tacg generate "Hello" --policy tacg+klass --set k_extra=1 --set gen_length=64
 
 tacg generate "One" "Two" --policy confidence --json
 
+tacg generate "Who won?" --choice yes --choice no
+
+tacg generate "Hello" --schema answer.json --set gen_length=64
+
 tacg generate "Hello" --policy apd --model ./Dream-7B --verifier ./Qwen2.5-0.5B
 
 cat prompts.txt | tacg generate - --policy tacg:llada/gsm8k --model ./LLaDA-8B-Instruct"""
@@ -46,6 +51,11 @@ def main(
     verifier: Verifier = None,
     policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
     setting: SettingOptions = None,
+    schema: Annotated[Path | None, typer.Option(help="File with a JSON schema that the answers must satisfy.")] = None,
+    regex: Annotated[str | None, typer.Option(help="Regular expression that the answers must match.")] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option("--choice", "-c", help="A text that the answer may be; repeatable.")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the canvas resolving.")] = False,
     delay: Annotated[float, typer.Option(help="Seconds between frames of --watch.", min=0)] = 0.05,
     raw: Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")] = False,
@@ -56,6 +66,7 @@ def main(
 ) -> None:
     """Decode prompts and print the answers."""
     settings = parse_settings(policy, setting or [])
+    settings |= {"schema": schema and _read_schema(schema), "regex": regex, "choices": choice or None}
     if prompts == ["-"]:
         prompts = [line.rstrip("\r\n") for line in sys.stdin if line.strip()]
     if not prompts:
@@ -84,6 +95,12 @@ def main(
         _show(done, prompts, model, show_text=not watch)
     if len(done) < len(prompts):
         raise typer.Exit(130)
+
+
+def _read_schema(path: Path) -> Any:
+    from tacg import files
+
+    return files.parse_json(files.read_text(path, "JSON schema"), str(path))
 
 
 def _in_batches(

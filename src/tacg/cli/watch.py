@@ -27,6 +27,7 @@ REASONS = {
     "finish": ("cyan", "written at once to finish"),
     "branch": ("blue", "of the branch that went on"),
     "edit": ("bold bright_blue", "replaced another token"),
+    "forced": ("bright_black", "the only token that the constraint allows"),
     "remask": ("red underline", "masked again"),
 }
 USUAL = ("base", "extra", "fallback")

@@ -61,17 +61,17 @@ class Boards(NamedTuple):
 
     @classmethod
     def of(
-        cls, holes: Sequence[bool], blocks: Sequence[tuple[int, int, int]], seed: int, temperature: float,
-        length: int, most: int,
+        cls, holes: Sequence[bool], masked: Sequence[bool], blocks: Sequence[tuple[int, int, int]], seed: int,
+        temperature: float, length: int, most: int,
     ) -> Boards:  # fmt: skip
         """One row that has not begun, on boards of `length` positions and `most` blocks."""
         made = cls.blank(1, length, most)
-        made.masked[0, : len(holes)] = torch.tensor(holes)
-        made.holes[0, : len(holes)] = made.masked[0, : len(holes)]
+        made.masked[0, : len(holes)] = torch.tensor(masked)
+        made.holes[0, : len(holes)] = torch.tensor(holes)
         for number, (start, stop, steps) in enumerate(blocks):
             made.grid[0, start:stop] = number
             made.starts[0, number], made.budgets[0, number] = start, steps
-        made.block[0] = made.grid[0, holes.index(True)]
+        made.block[0] = made.grid[0, masked.index(True)]
         made.length[0] = made.reach[0] = len(holes)
         made.seed[0], made.temperature[0] = seed, temperature
         return made
@@ -110,7 +110,8 @@ def _before_gap(boards: Boards, suffix: int) -> Tensor:
 class Report(NamedTuple):
     """All that the host reads of a step, in one tensor.
 
-    packed  int64 [S, 3 L + N]: reasons, tokens and confidences (the bits of a float32), then N scalars per row
+    packed  int64 [S, 3 L + N]: reasons, tokens and confidences (the bits of a float32), then N scalars per row,
+            and, of rows with constraints, L more floats: the probability that was cut away
     names   of the scalars: first_mask and first_eos (L: none), block, step, open, stay, branches
     """
 
@@ -120,17 +121,19 @@ class Report(NamedTuple):
 
 def advance(
     boards: Boards, answer: Tensor, signals: Signals, decision: Decision, needs: Needs, mask_id: int,
-    eos: Tensor | None, ruler: Tensor, before: Tensor | None = None,
+    eos: Tensor | None, ruler: Tensor, before: Tensor | None = None, writes: tuple[Tensor, Tensor] | None = None,
+    cut: Tensor | None = None,
 ) -> tuple[Boards, Tensor, Tensor, Report]:  # fmt: skip
     """Write what was decided: the boards and the answer [S, L] after the step, whose trajectories go on, the report.
 
     eos     int64 [E], tokens that end an answer; None: nobody stops early
     ruler   int64 [L + 1], 0 to L
     before  int64 [S, L], reasons of what was written at the beginning of the step (a branch that was chosen)
+    writes  reasons and tokens, int64 [S, L] each, of rows with constraints: what is written of what was decided
+    cut     float [S, L], told with the report: the probability that constraints took away
     """
-    reason = resolve_commits(signals, decision)
+    reason, token = (resolve_commits(signals, decision), signals.token) if writes is None else writes
     written = reason > 0
-    token = signals.token
     if decision.remask is not None:
         remask = reason == int(Reason.REMASK)
         token = torch.where(remask, mask_id, token)
@@ -165,7 +168,8 @@ def advance(
 
     kept = signals.observed if needs.committed else signals.observed & masked
     sure = signals.confidence.float().view(torch.int32).long()
-    packed = torch.cat([reason, token, sure, *(each[:, None] for each in told.values())], dim=1)
+    more = [] if cut is None else [cut.float().view(torch.int32).long()]
+    packed = torch.cat([reason, token, sure, *(each[:, None] for each in told.values()), *more], dim=1)
     boards = boards._replace(masked=masked, block=block, step=step, open=opened, reach=reach)
     return boards, answer, kept, Report(packed, tuple(told))
 

@@ -19,6 +19,7 @@ from tacg.cache import Store, resolve_mode
 from tacg.engine.advance import Boards, Report, advance, in_view
 from tacg.engine.attention import attention_board, attention_map
 from tacg.engine.branches import branch_signals, candidates, grown, take_branch
+from tacg.engine.constrained import Constrained
 from tacg.engine.draws import NOISE, PROPOSAL, SAMPLES, sample, uniform
 from tacg.engine.plan import Plan, extent, span_key
 from tacg.engine.verify import verify
@@ -26,7 +27,7 @@ from tacg.errors import TacgError
 from tacg.models.base import Spans
 from tacg.policies.state import resized, restart, stack
 from tacg.scan import Hidden, Trajectories, lowest, probability
-from tacg.types import REASONS, Commit
+from tacg.types import REASONS, Commit, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -95,6 +96,9 @@ class Batch:
         if verifier is not None:  # its vocabulary may be smaller
             self.never_verified = self._upload([each for each in suppressed if each < verifier.spec.vocab_size])
         self.eos = self._upload(spec.eos_ids) if self.decode.early_stop and spec.eos_ids else None
+        self.constrained: Constrained | None = None
+        if request.constraint is not None:
+            self.constrained = Constrained(device, compact=self.compact, revises=self.policy.revises)
         self.prompt = self.length = self.width = self.most = 0
         self.canvas = torch.full((0, 1), spec.mask_id, device=device)
         self.boards = Boards.blank(0, 0, 0, device)
@@ -122,12 +126,12 @@ class Batch:
         decode, start = row.request.decode, self.prompt - len(row.request.prompt)
         ids = self._upload([*row.request.prompt, *row.answer])
         self.canvas[slot, start : start + len(ids)] = ids
-        holes = row.request.holes(self.spec.mask_id)
-        fresh = Boards.of(holes, row.blocks, decode.seed, decode.temperature, self.length, self.most)
+        holes, masked = row.request.holes(self.spec.mask_id), [each == self.spec.mask_id for each in row.answer]
+        fresh = Boards.of(holes, masked, row.blocks, decode.seed, decode.temperature, self.length, self.most)
         restart(self.boards._asdict(), slot, {name: value.to(self.device) for name, value in fresh._asdict().items()})
         if self.branches is not None:
             self.branches.count[slot] = 0
-        row.block, row.settled = int(fresh.block), holes.index(True)
+        row.block, row.settled = int(fresh.block), masked.index(True)
         self._regroup()
 
     def leave(self, row: Row, finish_reason: str = "", error: str = "") -> Output:
@@ -146,6 +150,8 @@ class Batch:
         """Rows have come or gone: plan the next forward anew, and give each slot its row's knobs."""
         self.plan = None
         live = self.live()
+        if self.constrained is not None:
+            self.constrained.regroup(self.rows)
         if live:
             self.policy = stack([(row or live[0]).request.policy for row in self.rows], self.device)
 
@@ -242,6 +248,9 @@ class Batch:
         logits  float [P, V], as `forward_input` asked for them
         """
         logits.index_fill_(1, self.suppressed, lowest(logits.dtype))
+        if self.constrained is not None:
+            assert self.view is not None
+            self.constrained.apply(logits, self.boards, self._answer, self.view.places)
         before = None
         if self.branches is not None:
             logits, before = self._choose(logits)
@@ -256,8 +265,11 @@ class Batch:
         view, boards = self.view, self.boards
         scan, drawn = self._scan(logits, hidden, view)
         steps = boards.budgets.gather(1, boards.block[:, None]).squeeze(1)
+        step = boards.step
+        if self.constrained is not None:  # what contradicted something waits: then the last step is taken again
+            step = torch.minimum(step, steps - 1)
         signals = scan.to_signals(
-            view.eligible, eager=eager, step=boards.step, steps=steps, masked=boards.masked, written=self._answer,
+            view.eligible, eager=eager, step=step, steps=steps, masked=boards.masked, written=self._answer,
             grid=boards.grid, current=boards.block, active=self._active(view), opened=boards.open, length=boards.length,
             attention=attention_board(self.live(), self.maps, len(self.rows), self.length), **drawn,
         )  # fmt: skip
@@ -297,9 +309,14 @@ class Batch:
             raise TacgError(f"`{self.policy.name}` re-masks or edits what is committed, so its `revises` must be true.")
         if self.needs.branches and decision.reach is not None:
             raise TacgError(f"`{self.policy.name}` looks ahead, so its forwards must not end early: leave out `reach`.")
+        writes, cut = None, None
+        if self.constrained is not None:
+            writes = self.constrained.settle(self.boards, self._answer, signals, decision, self.spec.mask_id)
+            cut = self.constrained.cut
         self.boards, after, kept, report = advance(
-            self.boards, self._answer, signals, decision, self.needs, self.spec.mask_id, self.eos, self.ruler, before
-        )
+            self.boards, self._answer, signals, decision, self.needs, self.spec.mask_id, self.eos, self.ruler, before,
+            writes, cut,
+        )  # fmt: skip
         self._answer.copy_(after)
         self.trajectories.follow(scan, kept)
         if (self.branches is None) != (decision.branches is None):
@@ -367,7 +384,8 @@ class Batch:
         sure = sure.astype("int32").view("float32")
         broken = (sure != sure).nonzero()
         failed = dict(zip(broken[0][::-1].tolist(), broken[1][::-1].tolist(), strict=True))
-        live, scalars = self.live(), report[:, 3 * size :].tolist()
+        live, scalars = self.live(), report[:, 3 * size : 3 * size + len(told.names)].tolist()
+        cut = report[:, 3 * size + len(told.names) :].astype("int32").view("float32")
         blocks = {row.slot: row.block for row in live}
         for row in live:
             if row.slot not in failed:
@@ -381,6 +399,9 @@ class Batch:
             commit = Commit(position, word, row_.steps, REASONS[why], share)
             row_.answer[position] = word
             row_.commits.append(commit)
+            if cut.size:
+                row_.cut[position] = float(cut[slot, position])
+                (row_.forced.add if why == Reason.FORCED else row_.forced.discard)(position)
             written.setdefault(slot, []).append(commit)
         return StepResult(signals, decision, blocks, written, failed)
 
@@ -401,4 +422,5 @@ class Batch:
 
 def batch_key(request: Request) -> Hashable:
     """Rows with equal keys share a batch."""
-    return request.policy.structure(), request.policy.needs, request.decode.structure()
+    constrained = request.constraint is not None
+    return request.policy.structure(), request.policy.needs, request.decode.structure(), constrained

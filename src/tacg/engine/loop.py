@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from tacg.engine.batch import Batch, batch_key
+from tacg.engine.constrained import begin
 from tacg.engine.events import Event, Finished, Started, step_events
 from tacg.engine.row import Row
 from tacg.errors import LogitsError, TacgError
@@ -49,7 +50,9 @@ class Engine:
         self.check(request)
         spec = self.model.spec
         answer = list(request.canvas) or [spec.mask_id] * request.decode.gen_length
-        self._waiting.append(row := Row(next(self._numbers), request, answer, request.blocks(spec)))
+        answer, forced = begin(request, answer, spec.mask_id)
+        row = Row(next(self._numbers), request, answer, request.blocks(spec), forced=forced)
+        self._waiting.append(row)
         return row.number
 
     def cancel(self, row: int) -> None:
@@ -115,8 +118,10 @@ class Engine:
         requests = list(requests)
         for request in requests:
             self.check(request)
-        mine = {self.submit(request) for request in requests}
+        mine: set[int] = set()
         try:
+            for request in requests:
+                mine.add(self.submit(request))
             while mine:
                 for event in self.step(detail=detail):
                     if isinstance(event, Finished):
@@ -170,7 +175,12 @@ class Engine:
         """Let waiting rows in as long as there is room."""
         room = self.max_rows - sum(len(batch.live()) for batch in self._batches.values())
         while self._waiting and room > 0:
-            row = self._waiting[0]
+            row, spec = self._waiting[0], self.model.spec
+            if spec.mask_id not in row.answer:  # its constraint leaves no choice at all
+                self._waiting.popleft()
+                events.append(Started(row.number, row.request.prompt, len(row.answer), tuple(row.answer)))
+                events.append(Finished(row.number, row.output(spec.mask_id, spec.eos_ids)))
+                continue
             key = batch_key(row.request)
             if key not in self._batches:
                 self._batches[key] = Batch(

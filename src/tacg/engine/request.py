@@ -17,6 +17,7 @@ from tacg.scan.step_scan import BACKENDS
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    from tacg.constraint import Automaton
     from tacg.models.base import ModelSpec
 
 
@@ -80,12 +81,22 @@ class Request:
 
     canvas  what follows the prompt: ids, and the mask id where a hole is to be filled. Empty: `gen_length` masks.
             Ids that are given are never written
+    constraint  what the answer must look like (None: whatever the model writes); `state`: that in which it begins, if
+                not the first
     """
 
     prompt: tuple[int, ...]
     policy: Policy
     decode: Decode
     canvas: tuple[int, ...] = ()
+    constraint: Automaton | None = None
+    state: int | None = None
+
+    @property
+    def start(self) -> int:
+        """The state of the constraint before the first position."""
+        assert self.constraint is not None
+        return self.constraint.start if self.state is None else self.state
 
     def holes(self, mask_id: int) -> list[bool]:
         """Which of the `gen_length` positions are to be filled."""
@@ -112,6 +123,8 @@ class Request:
             )
         if self.policy.needs.branches and self.decode.memory == "hidden":
             raise TacgError('`memory` must be fp32 or bf16 for a policy that looks ahead, got "hidden".')
+        if self.constraint is not None:
+            self._check_constraint()
         if not self.prompt and not self.canvas:
             raise TacgError("The prompt is empty; give at least one token.")
         if length > spec.max_length:
@@ -132,6 +145,15 @@ class Request:
             wrong = [each for each in ids if not 0 <= each < spec.vocab_size]
             if wrong:
                 raise TacgError(f"`{what}` must hold ids in [0, {spec.vocab_size}), got {wrong[0]}.")
+
+    def _check_constraint(self) -> None:
+        if self.policy.needs.branches:
+            raise TacgError(
+                f"`{self.policy.name}` proposes several canvases at once, which cannot be held to a schema, regex or "
+                "choices yet: take another policy."
+            )
+        if self.decode.memory == "hidden":
+            raise TacgError('`memory` must be fp32 or bf16 with a schema, regex or choices, got "hidden".')
 
 
 def resolve(policy: str | Policy, settings: dict[str, Any]) -> tuple[Policy, Decode]:

@@ -25,6 +25,7 @@ class Row:
     cache       the row's keys and values, if any are kept; up to `cached` they will never change
     auxiliary   calls of the verifier, which computed `auxiliary_positions`; `draft_cache` holds its keys and values of
                 the draft, up to `drafted`
+    forced      positions that the constraint left no choice about; `cut` the probability that it took away elsewhere
     """
 
     number: int
@@ -49,6 +50,8 @@ class Row:
     auxiliary_positions: int = 0
     draft_cache: Cache | None = None
     drafted: int = 0
+    forced: set[int] = field(default_factory=set)
+    cut: dict[int, float] = field(default_factory=dict)
 
     def output(self, mask_id: int, eos_ids: tuple[int, ...], finish_reason: str = "", error: str = "") -> Output:
         """What came of it. Without a reason the answer itself gives it: eos or length."""
@@ -57,13 +60,15 @@ class Row:
         hole = self.answer.index(mask_id) if mask_id in self.answer else len(self.answer)
         stops = bool(ends) and self.request.decode.early_stop and ends[0] < hole
         tokens = self.answer[: ends[0] + 1] if stops else self.answer[:hole]
+        cut = [share for place, share in self.cut.items() if place < len(tokens) and place not in self.forced]
+        whole = bool(ends) or (self.request.constraint is not None and hole == len(self.answer))
         return Output(
             text="",
             tokens=tuple(tokens),
             prompt_tokens=len(self.request.prompt),
             steps=self.steps,
             forwards=self.forwards,
-            finish_reason=finish_reason or ("eos" if ends else "length"),
+            finish_reason=finish_reason or ("eos" if whole else "length"),
             policy=self.request.policy.label,
             commits=tuple(self.commits),
             error=error,
@@ -71,4 +76,6 @@ class Row:
             auxiliary=self.auxiliary,
             auxiliary_positions=self.auxiliary_positions,
             given=sum(token != mask_id for token in given[: len(tokens)]),
+            forced=sum(place < len(tokens) for place in self.forced),
+            cut=sum(cut) / len(cut) if cut else 0.0,
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from tacg.constraint import compile_pattern, pattern_of
+from tacg.engine.constrained import begin
 from tacg.engine.request import Decode, Request, resolve
 from tacg.errors import TacgError, unknown
 from tacg.policies import get_policy
@@ -14,6 +16,7 @@ from tacg.serve.refusal import Refusal, bad
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tacg.constraint import Automaton
     from tacg.llm import LLM
     from tacg.policies import Policy
     from tacg.serve.limits import Limits
@@ -25,7 +28,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = NEUTRAL | {
     "audio": (), "function_call": ("none",), "functions": ([],), "metadata": ({},), "modalities": (["text"],),
     "moderation": (), "parallel_tool_calls": (), "prediction": (), "prompt_cache_options": (),
-    "prompt_cache_retention": (), "reasoning_effort": (), "response_format": ({"type": "text"},),
+    "prompt_cache_retention": (), "reasoning_effort": (),
     "service_tier": ("auto", "default"), "store": (False,), "tool_choice": ("none",), "tools": ([],), "verbosity": (),
     "web_search_options": (),
 }  # fmt: skip
@@ -54,7 +57,8 @@ class Defaults:
 class Ask:
     """A request, understood: every prompt is to be decoded `n` times.
 
-    shown  the prompts as text, for traces and logs
+    shown       the prompts as text, for traces and logs
+    constraint  what every answer must look like
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -67,12 +71,15 @@ class Ask:
     stream: bool = False
     include_usage: bool = False
     logprobs: bool = False
+    constraint: Automaton | None = None
 
     def rows(self) -> list[Request]:
         """A row for every answer: n for the first prompt, n for the second, … Answers to a prompt differ by seed."""
         seeds = range(self.decode.seed, self.decode.seed + self.n)
         return [
-            Request(prompt, self.policy, replace(self.decode, seed=seed)) for prompt in self.prompts for seed in seeds
+            Request(prompt, self.policy, replace(self.decode, seed=seed), (), self.constraint)
+            for prompt in self.prompts
+            for seed in seeds
         ]
 
     def probed(self, probe: Policy) -> Ask:
@@ -102,6 +109,7 @@ class Reader:
             raise bad(told, "messages")
         _drop_names(body)
         body.drop_neutral(NEUTRAL_CHAT)
+        pattern = self._format(body)
         logprobs = body.flag("logprobs")
         top = body.take(
             "top_logprobs", "0: only the chosen token's is known", lambda value: is_int(value) and value == 0
@@ -109,7 +117,7 @@ class Reader:
         if top is not None and not logprobs:
             raise bad("`top_logprobs` must come with `logprobs` true.", "top_logprobs")
         prompt = self._encode(messages, None, "messages")
-        return self._ask(body, (prompt,), _written(messages), logprobs)
+        return self._ask(body, (prompt,), _written(messages), logprobs, pattern=pattern)
 
     def completion(self, document: Any) -> Ask:
         """`/v1/completions`."""
@@ -180,8 +188,9 @@ class Reader:
         return ids
 
     def _ask(
-        self, body: Body, prompts: tuple[tuple[int, ...], ...], shown: str, logprobs: bool, *, openai: bool = True
-    ) -> Ask:
+        self, body: Body, prompts: tuple[tuple[int, ...], ...], shown: str, logprobs: bool, *, openai: bool = True,
+        pattern: str | None = None,
+    ) -> Ask:  # fmt: skip
         limits = self._limits
         wants = f"a number of seconds, above 0 and at most {limits.deadline:g}"
         deadline = body.take(
@@ -190,11 +199,44 @@ class Reader:
         options = self._options(body, len(prompts)) if openai else {}
         policy, decode = self._settings(body, openai=openai)
         ask = Ask(prompts, shown, policy, decode, float(deadline), logprobs=logprobs, **options)
+        if pattern is not None:
+            ask = self._held_to(ask, pattern)
         try:
             for row in ask.rows()[:: ask.n]:
                 row.check(self._llm.model.spec)
         except TacgError as error:
             raise blame(error, {*DECODE, "prompt"}) from None
+        return ask
+
+    def _format(self, body: Body) -> str | None:
+        """What `response_format` asks for, as a regular expression; None for text."""
+        wants = "an object with a `type`: text, json_object or json_schema"
+        given = body.take("response_format", wants, lambda value: isinstance(value, dict))
+        kind = given and given.get("type")
+        if given is None or kind == "text":
+            return None
+        schema: Any = {"type": "object"}
+        if kind == "json_schema":
+            named = given.get("json_schema")
+            schema = named.get("schema") if isinstance(named, dict) else None
+            if not isinstance(schema, dict):
+                raise bad("`response_format.json_schema.schema` must be a JSON schema, an object.", "response_format")
+        elif kind != "json_object":
+            raise bad(f"`response_format` must be {wants}; got {brief(kind)}.", "response_format")
+        try:
+            return pattern_of({"schema": schema})
+        except TacgError as error:
+            raise bad(str(error)[:1000], "response_format") from None
+
+    def _held_to(self, ask: Ask, pattern: str) -> Ask:
+        """The same, with answers that match; raises if there are none of this length."""
+        llm, spec = self._llm, self._llm.model.spec
+        try:
+            ask = replace(ask, constraint=compile_pattern(pattern, llm.tokenizer, spec, ask.decode.suppress))
+            row = ask.rows()[0]
+            begin(row, [spec.mask_id] * row.decode.gen_length, spec.mask_id)
+        except TacgError as error:
+            raise bad(str(error)[:1000], "response_format") from None
         return ask
 
     def _options(self, body: Body, prompts: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ const MEANINGS = {
   finish: "written with all the rest, to finish",
   branch: "of the branch that went on",
   edit: "replaced another token",
+  forced: "the only token that the constraint allows",
   remask: "taken back, masked again",
   recorded: "as recorded",
 };

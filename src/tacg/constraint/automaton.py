@@ -1,0 +1,194 @@
+"""From a regular expression over bytes to an automaton over tokens.
+
+Tokens are longer than a byte, so the automaton over bytes is lifted: a token takes each state wherever its bytes lead.
+Most tokens lead to the same states as many others, and these form a class, so that a vocabulary of a hundred thousand
+tokens becomes a table of states x some hundred classes.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tacg.constraint.regex import byte_automaton
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from tacg.models.base import ModelSpec
+    from tacg.text import Tokenizer
+
+KEPT = 64  # automata that are kept for the next request that asks for the same
+
+
+@dataclass(frozen=True, eq=False)
+class Automaton:
+    """States x classes of tokens. The last state is dead: nothing leads out of it.
+
+    pattern  the regular expression, for errors
+    table    int64 [N, C]  the state that follows a state and a class; the dead one if the class is not possible there
+    kind     int64 [V]     the class of each token
+    accept   bool  [N]     states in which an answer may end
+    start    the state in which it begins
+    many     int64 [C]     how many tokens of a class may be written; `first` int64 [C]: one of them
+    moves    float [N, N]  1 where some token that may be written leads from a state to another
+    edges    int64 [3, E]  state, class, state of all that may be written, dead ends left out
+    """
+
+    pattern: str
+    table: Tensor
+    kind: Tensor
+    accept: Tensor
+    start: int
+    many: Tensor
+    first: Tensor
+    moves: Tensor
+    edges: Tensor
+
+    @classmethod
+    def of(cls, pattern: str, start: int, table: Tensor, kind: Tensor, accept: Tensor, writable: Tensor) -> Automaton:
+        """writable: bool [V]; the other tokens may stand on a canvas, but nobody writes them."""
+        states, classes = table.shape
+        many = torch.zeros(classes, dtype=torch.int64).index_add_(0, kind, writable.long())
+        first = torch.zeros(classes, dtype=torch.int64)
+        ids = writable.nonzero().squeeze(1)
+        first[kind[ids].flip(0)] = ids.flip(0)
+        source, group = ((table != states - 1) & (many > 0)).nonzero(as_tuple=True)
+        target = table[source, group]
+        moves = torch.zeros(states, states)
+        moves[source, target] = 1
+        return cls(pattern, table, kind, accept, start, many, first, moves, torch.stack([source, group, target]))
+
+    @functools.cached_property
+    def _elsewhere(self) -> dict[torch.device, Automaton]:
+        return {}
+
+    def to(self, device: torch.device) -> Automaton:
+        """The same automaton on a device; it is moved once."""
+        if device == self.table.device:
+            return self
+        if device not in self._elsewhere:
+            names = ("table", "kind", "accept", "many", "first", "moves", "edges")
+            moved: dict[str, Any] = {name: getattr(self, name).to(device) for name in names}
+            self._elsewhere[device] = Automaton(pattern=self.pattern, start=self.start, **moved)
+        return self._elsewhere[device]
+
+    def after(self, tokens: Sequence[int]) -> int:
+        """The state that these tokens lead to from the start."""
+        state = self.start
+        for token in tokens:
+            state = int(self.table[state, self.kind[token]])
+        return state
+
+    def shortest(self) -> int | None:
+        """How many tokens the shortest answer has; None if there is none at all."""
+        reached = torch.zeros(len(self.table))
+        reached[self.start] = 1
+        for count in range(len(self.table)):
+            if (reached.bool() & self.accept).any():
+                return count
+            reached = (reached @ self.moves + reached).clamp(max=1)
+        return None
+
+
+def compile_pattern(
+    pattern: str, tokenizer: Tokenizer, spec: ModelSpec, suppress: Sequence[int] = (), *, holes: bool = False
+) -> Automaton:
+    """The automaton of answers whose text matches the pattern from beginning to end.
+
+    holes  on a canvas, EOS in a hole leaves a position empty; otherwise it ends the answer, and only EOS follows
+    """
+    unwritable = frozenset({*spec.unwritable, *suppress})
+    return _compiled(pattern, _Key(tokenizer, tokenizer.digest), spec.vocab_size, spec.eos_ids, unwritable, holes)
+
+
+class _Key:
+    """A tokenizer that equals every other of the same digest."""
+
+    def __init__(self, tokenizer: Tokenizer, digest: str) -> None:
+        self.tokenizer, self.digest = tokenizer, digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.digest == other.digest
+
+
+@functools.lru_cache(maxsize=8)
+def _spellings(key: _Key, size: int) -> list[bytes | None]:
+    """The bytes of each id; None for special tokens, and for ids that are nobody's."""
+    found = key.tokenizer.spellings()
+    return [found.get(number) for number in range(size)]
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _compiled(
+    pattern: str, key: _Key, size: int, eos: tuple[int, ...], unwritable: frozenset[int], holes: bool
+) -> Automaton:
+    bytes_table, accept, start = byte_automaton(pattern)
+    return lift(
+        pattern, bytes_table, accept, start, _spellings(key, size), eos, unwritable, holes=holes
+    )  # fmt: skip
+
+
+def lift(
+    pattern: str, table: np.ndarray, accept: np.ndarray, start: int, spellings: Sequence[bytes | None],
+    eos: Sequence[int], unwritable: frozenset[int], *, holes: bool,
+) -> Automaton:  # fmt: skip
+    """An automaton over tokens from one over bytes. One state is added before the dead one: the end."""
+    dead = len(table) - 1
+    columns, sort = _token_columns(table, spellings)
+    # The end is a state of its own, which EOS leads to and stays in.
+    end, grown = dead, dead + 1
+    wide = np.full((len(columns) + 2, dead + 2), grown, dtype=np.int64)
+    wide[:-2, :dead] = np.where(columns[:, :dead] == dead, grown, columns[:, :dead])
+    here = np.arange(dead)
+    if holes:
+        wide[-1, :dead] = here  # EOS, and special tokens that are given, are no text
+    else:
+        wide[-1, :dead] = np.where(accept[:dead], end, grown)
+        wide[-1, end] = end
+    special = len(columns) + (1 if holes else 0)  # the row before the last leads nowhere
+    kind = np.where(sort < 0, special, sort)
+    kind[list(eos)] = len(columns) + 1
+    writable = np.ones(len(kind), dtype=bool)
+    writable[[number for number, text in enumerate(spellings) if not text]] = False
+    writable[list(eos)] = True
+    writable[[each for each in unwritable if each < len(kind)]] = False
+    final = np.append(accept[:dead], [True, False])
+    tables = [torch.from_numpy(np.ascontiguousarray(each)) for each in (wide.T, kind, final, writable)]
+    return Automaton.of(pattern, grown if start == dead else start, *tables)
+
+
+def _token_columns(table: np.ndarray, spellings: Sequence[bytes | None]) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct columns int64 [C, N + 1], where each class takes each state, and the class of each token (-1: no text).
+
+    All tokens are read at once, byte by byte; those that have led to the same states so far and read the same byte
+    go on together, so that the work is that of the classes and not of the vocabulary.
+    """
+    texts = [text or b"" for text in spellings]
+    lengths = np.array([len(text) for text in texts])
+    offsets, flat = np.cumsum(lengths) - lengths, np.frombuffer(b"".join(texts) + b"\0", dtype=np.uint8)
+    columns = [np.arange(len(table))]
+    known, sort = {columns[0].tobytes(): 0}, np.zeros(len(texts), dtype=np.int64)
+    for depth in range(int(lengths.max(initial=0))):
+        going = np.flatnonzero(lengths > depth)
+        steps, back = np.unique(sort[going] * 256 + flat[offsets[going] + depth], return_inverse=True)
+        after = np.empty(len(steps), dtype=np.int64)
+        for place, step in enumerate(steps.tolist()):
+            column = table[columns[step // 256], step % 256]
+            after[place] = known.setdefault(column.tobytes(), len(columns))
+            if after[place] == len(columns):
+                columns.append(column)
+        sort[going] = after[back]
+    sort[lengths == 0] = -1
+    used, renumbered = np.unique(sort, return_inverse=True)
+    low = int(used[0] == -1)
+    return np.array([columns[each] for each in used[low:]]).reshape(-1, len(table)), renumbered - low

@@ -1,0 +1,215 @@
+"""What positions may become, against enumeration of everything; and decoding that cannot leave it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tacg
+from tacg.constraint.automaton import Automaton, lift
+from tacg.constraint.reach import Reach, agreed
+from tacg.constraint.regex import byte_automaton
+from tacg.engine.loop import Engine
+from tacg.engine.request import Decode, Request
+from tacg.policies import get_policy, policy_names
+from tests.worlds import EOS, MASK, ReactiveDenoiser
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Id 0 is EOS, 1 the mask, 2 special, 3 a text that nobody may write; the others spell these.
+SPELLED: list[bytes | None] = [None, None, None, b"b", b"a", b"ab", b"c", b"bca", b"aa"]
+UNWRITABLE = frozenset({MASK, 3})
+TEXT = {number: (each or b"").decode() for number, each in enumerate(SPELLED)}
+letters = st.sampled_from(["a", "b", "c", "ab", "[ab]", "."])
+patterns = st.recursive(
+    letters,
+    lambda inner: (
+        st.tuples(inner, inner).map("".join)
+        | st.tuples(inner, inner).map(lambda two: f"(?:{two[0]}|{two[1]})")
+        | st.tuples(inner, st.sampled_from(["*", "?", "+", "{2}"])).map(lambda two: f"(?:{two[0]}){two[1]}")
+    ),
+    max_leaves=5,
+)
+
+
+def automaton(pattern: str, *, holes: bool = False) -> Automaton:
+    return lift(pattern, *byte_automaton(pattern), SPELLED, (EOS,), UNWRITABLE, holes=holes)
+
+
+def good(pattern: str, answer: tuple[int, ...], *, holes: bool) -> bool:
+    """Whether a full canvas satisfies the pattern."""
+    if not holes:
+        end = answer.index(EOS) if EOS in answer else len(answer)
+        if {*answer[end:]} - {EOS} or 2 in answer:
+            return False
+        answer = answer[:end]
+    return re.fullmatch(pattern, "".join(TEXT[each] for each in answer)) is not None
+
+
+def completions(pattern: str, canvas: list[int], *, holes: bool) -> Iterator[tuple[int, ...]]:
+    options = [(4, 5, 6, 7, 8, EOS) if each == MASK else (each,) for each in canvas]
+    return (answer for answer in itertools.product(*options) if good(pattern, answer, holes=holes))
+
+
+def reach_of(made: Automaton, canvas: list[int], room: int = 0) -> tuple[Reach, torch.Tensor, torch.Tensor]:
+    """On boards that are longer than the row by `room`."""
+    tokens = torch.tensor([canvas + [MASK] * room])
+    masked = (tokens == MASK) & (torch.arange(tokens.shape[1]) < len(canvas))
+    start = torch.tensor([made.start])
+    return Reach.of(made, tokens, masked, torch.tensor([len(canvas)]), start), tokens, masked
+
+
+canvases = st.lists(st.sampled_from([MASK, MASK, MASK, 3, 4, 5, 6, 7, 2, EOS]), min_size=1, max_size=4)
+
+
+@settings(max_examples=250, deadline=None)
+@given(patterns, canvases, st.booleans(), st.integers(0, 2))
+def test_a_token_is_allowed_exactly_if_some_completion_has_it(
+    pattern: str, canvas: list[int], holes: bool, room: int
+) -> None:
+    made = automaton(pattern, holes=holes)
+    reach, _, masked = reach_of(made, canvas, room)
+    answers = list(completions(pattern, canvas, holes=holes))
+    assert bool(reach.possible) == bool(answers)
+    allowed = reach.allowed(None, masked.shape)[0][:, made.kind]
+    only, what = reach.forced(reach.allowed(masked, masked.shape), masked)
+    for place, given_ in enumerate(canvas):
+        if given_ == MASK:
+            options = {answer[place] for answer in answers}
+            writable = {
+                token for token in allowed[place].nonzero().squeeze(1).tolist() if token in (4, 5, 6, 7, 8, EOS)
+            }
+            assert writable == options
+            assert bool(only[0, place]) == (len(options) == 1)
+            if len(options) == 1:
+                assert {int(what[0, place])} == options
+
+
+@settings(max_examples=250, deadline=None)
+@given(patterns, st.integers(1, 5), st.data())
+def test_what_is_agreed_on_is_taken_in_order_of_readiness(pattern: str, length: int, data: st.DataObject) -> None:
+    made, canvas = automaton(pattern), [MASK] * length
+    if not list(completions(pattern, canvas, holes=False)):
+        return
+    wanted = data.draw(st.lists(st.booleans(), min_size=length, max_size=length))
+    proposed = data.draw(st.lists(st.sampled_from([4, 5, 6, 7, 8, EOS]), min_size=length, max_size=length))
+    rank = data.draw(st.permutations(range(length)))
+    kept = list(canvas)
+    for place in sorted(range(length), key=lambda each: -rank[each]):  # one by one, by enumeration
+        attempt = [*kept[:place], proposed[place], *kept[place + 1 :]]
+        if wanted[place] and any(True for _ in completions(pattern, attempt, holes=False)):
+            kept = attempt
+    tokens = torch.tensor([canvas])
+    found = agreed(
+        made, tokens, tokens == MASK, torch.tensor([length]), torch.tensor([made.start]), torch.tensor([wanted]),
+        torch.tensor([proposed]), torch.tensor([rank], dtype=torch.float64),
+    )  # fmt: skip
+    assert torch.where(found, torch.tensor([proposed]), tokens)[0].tolist() == kept
+
+
+# -- through the engine ------------------------------------------------------------------------------------------------
+
+NAMES = [
+    name
+    for name in [*policy_names(), *(f"tacg+{each}" for each in policy_names() if not each.startswith("tacg"))]
+    if not get_policy(name).needs.branches
+]
+VOCABULARY = [None, None, *(bytes([byte]) for byte in b'abc019-.{}": ,'), b"ab", b"10", b'{"', b'": ', None, b"x"]
+
+
+def words(pattern: str, size: int = 23) -> Automaton:
+    spelled = [*VOCABULARY, *[None] * (size - len(VOCABULARY))]
+    return lift(pattern, *byte_automaton(pattern), spelled, (EOS,), frozenset({MASK}), holes=False)
+
+
+def text(tokens: tuple[int, ...]) -> str:
+    return b"".join(VOCABULARY[each] or b"" for each in tokens if each != EOS).decode()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=3, deadline=None)
+@given(data=st.data())
+def test_every_policy_answers_what_matches(name: str, data: st.DataObject) -> None:
+    """Random models, lengths and constraints side by side: all answers match, and each is as if it were alone."""
+    options = [
+        "[abc]{2,5}",
+        "a*",
+        '\\{"a": (?:0|1[019]*)\\}',
+        "(?:ab|c)+",
+        "x|ab|1.0",
+        "[019]+(?:-[019]+)*",
+        "(?:a|b)*c",
+    ]
+    model = ReactiveDenoiser(data.draw(st.integers(0, 50)), scale=data.draw(st.sampled_from([0.5, 3.0])))
+    early, temperature = data.draw(st.booleans()), data.draw(st.sampled_from([0.0, 0.8]))
+    asked = []
+    for seed, pattern in enumerate(data.draw(st.lists(st.sampled_from(options), min_size=1, max_size=3))):
+        length = data.draw(st.integers(9, 14))
+        decode = Decode(
+            gen_length=length, block_length=data.draw(st.integers(2, 14)), early_stop=early, seed=seed,
+            temperature=temperature, steps=data.draw(st.none() | st.just(length // 2 + 4)),
+        )  # fmt: skip
+        asked.append(Request((5, 6), get_policy(name), decode, constraint=words(pattern)))
+    verifier = ReactiveDenoiser(99)
+    outputs = Engine(model, verifier=verifier).generate(asked)
+    for request, output in zip(asked, outputs, strict=True):
+        assert request.constraint is not None
+        assert re.fullmatch(request.constraint.pattern, text(output.tokens)), output
+        assert output.finish_reason == "eos"
+        assert 0 <= output.forced <= len(output.tokens)
+        assert 0 <= output.cut <= 1
+        assert output.steps <= 2 * request.decode.gen_length
+        assert MASK not in output.tokens
+        assert Engine(model, verifier=verifier).generate([request]) == [output]
+
+
+def test_structure_spares_forwards_and_is_counted() -> None:
+    """An answer without choice is not asked for; `ab` has two spellings, which the model chooses from."""
+    model = ReactiveDenoiser(3)
+    policy, decode = get_policy("confidence"), Decode(gen_length=6)
+    (one,) = Engine(model).generate([Request((5,), policy, decode, constraint=words("c0c"))])
+    assert (text(one.tokens), one.forwards, one.steps, one.forced, one.tpf) == ("c0c", 0, 0, 4, 0.0)
+    (two,) = Engine(model).generate([Request((5,), policy, decode, constraint=words("c0(?:a|b)"))])
+    assert (text(two.tokens)[:2], two.forwards, two.forced) == ("c0", 1, 3)
+    assert 0 < two.cut <= 1
+
+
+def test_rows_without_constraints_are_not_touched() -> None:
+    """To the last bit, beside rows that have some."""
+    model, policy, decode = ReactiveDenoiser(4), get_policy("tacg"), Decode(gen_length=12)
+    plain = Request((5, 6, 7), policy, decode)
+    beside = Request((5, 6, 7), policy, decode, constraint=words("[abc]+"))
+    assert Engine(model).generate([plain, beside])[0] == Engine(model).generate([plain])[0]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "policy", "told"),
+    [
+        ("a{7}", "tacg", "`gen_length` must be at least 7"),
+        ("z", "tacg", "cannot be met"),
+        ("a", "lopa", "several canvases"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_decoding(pattern: str, policy: str, told: str) -> None:
+    model = ReactiveDenoiser(5)
+    engine = Engine(model)
+    fine = Request((5,), get_policy("tacg"), Decode(gen_length=6))
+    with pytest.raises(tacg.TacgError, match=told):
+        engine.generate([fine, Request((5,), get_policy(policy), Decode(gen_length=6), constraint=words(pattern))])
+    assert model.rows_seen == []
+    assert not engine.busy
+
+
+def test_a_canvas_that_contradicts_is_refused() -> None:
+    made = lift("ab*", *byte_automaton("ab*"), [*VOCABULARY, *[None] * 2], (EOS,), frozenset({MASK}), holes=True)
+    canvas = (MASK, 4, MASK)  # a "c" in the middle
+    request = Request((5,), get_policy("tacg"), Decode(gen_length=3, early_stop=False), canvas, made, made.start)
+    with pytest.raises(tacg.TacgError, match="No filling of the 3 positions"):
+        Engine(ReactiveDenoiser(5)).generate([request])
