@@ -32,5 +32,6 @@ def test_a_glance_at_each(kind: str, tmp_path: Path) -> None:
         assert len(read_rows(tmp_path / "rows.jsonl")) == times * KINDS[kind]
     assert all(row["bench"] == kind and row["hardware"] for row in rows)
     ratios = {"over_floor", "over_fp32_block", "times_faster", "share_of_limit", "peak_over_size", "outside_forward"}
+    ratios.add("kernels_per_layer")
     assert all(row.keys() & ratios for row in rows)
     assert (tmp_path / "page.html").is_file()

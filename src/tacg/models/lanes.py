@@ -95,9 +95,8 @@ class Lane:
         behind = [row * reach + keys - new for row, (keys, new) in enumerate(zip(self.reaches, fresh, strict=True))]
         if self.store is not None:
             starts = [span.cache.slot * self.store.room for span in spans if span.cache]
-            given["held"] = (torch.tensor(starts)[:, None] + torch.arange(reach).clamp(max=self.store.room - 1)).view(
-                -1
-            )
+            ruler = torch.arange(reach).clamp(max=self.store.room - 1)
+            given["held"] = (torch.tensor(starts)[:, None] + ruler).flatten()
         if any(fresh) and not (self.store is None and min(self.lengths) == width):
             given["behind"] = _ranges(behind, fresh)
             sources = [offset + n - new for offset, n, new in zip(self.offsets, self.lengths, fresh, strict=True)]
