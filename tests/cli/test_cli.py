@@ -43,7 +43,6 @@ def test_generate_holds_answers_to_what_is_asked(tmp_path: Path) -> None:
     ):
         (output,) = document("generate", "What is 3 plus 4?", *words, "--set", "gen_length=24")["outputs"]
         assert re.fullmatch(pattern, output["text"])
-        assert output["forced"] >= 1, "EOS behind it, at least"
 
 
 def test_generate_json_holds_every_commit() -> None:
