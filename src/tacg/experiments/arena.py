@@ -179,9 +179,12 @@ def _most_accurate(row: ResultRow) -> tuple[float, float]:
 
 
 def against_default(rows: Sequence[ResultRow], points: Sequence[ResultRow]) -> list[Mapping[str, ResultRow]]:
-    """What points of one task gain over the whole frontier of `confidence`: at equal steps and at equal positions."""
+    """What points of one task gain over the whole frontier of `confidence`: at equal steps and at equal positions.
+
+    As long as a single threshold has been measured there is no frontier, and nothing is said.
+    """
     base = [row for row in rows if row["spec"] == DEFAULT_BASE]
     return [
         {cost: row | against_frontier(row, base, cost) for cost in ("steps", "positions")}
-        for row in points if base and row["spec"] != DEFAULT_BASE
+        for row in points if len(base) > 1 and row["spec"] != DEFAULT_BASE
     ]  # fmt: skip
