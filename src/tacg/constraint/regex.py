@@ -1,8 +1,8 @@
 """From a regular expression, in Python's own syntax, to the smallest automaton over the bytes of its texts in UTF-8.
 
-Libraries that do this build automata that search, which have 2^n states for `"x{0,n}"`, or none that can be looked at
-from behind. We match whole answers, so the textbook's way is enough: Thompson's automaton, subsets of its states, and
-states merged that nothing tells apart.
+The libraries that we tried were slow at bounded repetitions, or have no states that can be walked from behind
+(docs/structured.md). We match whole answers, so the textbook's way is enough: Thompson's automaton, subsets of its
+states, and states merged that nothing tells apart.
 """
 
 from __future__ import annotations
