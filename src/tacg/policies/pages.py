@@ -163,7 +163,7 @@ def _agreement(name: str, rows: Sequence[ResultRow]) -> str:
     mine = [row for row in newest.values() if row["n"]]
     if not mine:
         told = [row["skipped"] for row in newest.values()]
-        return told[0] if told else "Not compared: the authors' code was not to be had, or there is none."
+        return told[0] if told else "Not compared with the authors' code yet."
     lines = [
         (row["decoder"], row["series"], f"{row['source']} {row['commit']}",
          *(str(row[key]) for key in ("n", "same_tokens", "same_steps", "rounding", "known")))

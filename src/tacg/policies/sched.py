@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sched(Wrapper):
-    """Decode as the base policy does, and write all that is left at once when it is clear enough for the hour.
+    """Decode as the base policy does, and write all that is left at once when the answer is clear enough.
 
     That is: when the gap between the two largest logits, averaged over all masks of the answer, reaches a bar that
     falls from `high` to `low` as the answer is written. Progress is the share that is written: with the authors' fixed
-    number of commits a step, that is their share of the steps.
+    number of commits per step, that is their share of the steps.
     """
 
     name: ClassVar[str] = "sched"
