@@ -113,7 +113,7 @@ def shard(
         edges = [len(rows) * edge // count for edge in range(count + 1)]
         chunks.append([rows[start:stop] for start, stop in pairwise(edges)])
         rng.shuffle(chunks[-1])
-    return [_pack([row for chunk in batch for row in chunk]) for batch in zip(*chunks, strict=True)]
+    return [pack([row for chunk in batch for row in chunk]) for batch in zip(*chunks, strict=True)]
 
 
 def _rows(
@@ -157,7 +157,8 @@ def _drill(rng: random.Random) -> tuple[str, str]:
     return f"Work it out:{','.join(asked)}", "".join(answered)
 
 
-def _pack(rows: list[tuple[list[int], list[int]]]) -> Batch:
+def pack(rows: list[tuple[list[int], list[int]]]) -> Batch:
+    """(prompt ids, answer ids) one behind the other."""
     tokens = [token for prompt, answer in rows for token in (*prompt, *answer)]
     answer = [flag for prompt, answer in rows for flag in (*[False] * len(prompt), *[True] * len(answer))]
     return Batch(torch.tensor(tokens), torch.tensor(answer), [len(prompt) + len(answer) for prompt, answer in rows])

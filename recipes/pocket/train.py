@@ -225,17 +225,16 @@ def initialise(model: Llada, tokenizer: Tokenizer) -> None:
         if value.dim() == 2:
             small = (2 * model.config.n_layers) ** -0.5 if name.endswith(("attn_out.weight", "ff_out.weight")) else 1.0
             nn.init.normal_(value, std=1.0 if "wte" in name else small * value.shape[1] ** -0.5)
-    _teach_numbers(model, tokenizer)
+    parts: Any = model.model["transformer"]
+    teach_numbers(tokenizer, parts["wte"].weight, parts["ff_out"].weight)
 
 
 @torch.no_grad()
-def _teach_numbers(model: Llada, tokenizer: Tokenizer) -> None:
+def teach_numbers(tokenizer: Tokenizer, table: Tensor, head: Tensor) -> None:
     """Numbers start with their place on circles of several sizes, so that sums are turns; half noise, half that.
 
     Networks that learn to add find such waves by themselves, but late: see docs/log.md.
     """
-    parts: Any = model.model["transformer"]
-    table, head = parts["wte"].weight, parts["ff_out"].weight
     waves = torch.tensor([2.0, 5.0, 10.0, 20.0, 33.0, 50.0, 100.0, 200.0])
     angle = 2 * torch.pi * torch.arange(100.0)[:, None] / waves
     features = torch.cat([angle.cos(), angle.sin()], dim=1) / len(waves) ** 0.5  # [100, 16], each of length one

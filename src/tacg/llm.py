@@ -19,7 +19,7 @@ from tacg.engine.loop import Engine, refuse_failures
 from tacg.engine.request import Request, resolve
 from tacg.errors import TacgError
 from tacg.models.base import NO_MASK, whole
-from tacg.models.loading import load_checkpoint
+from tacg.models.loading import BUILT_IN, load_checkpoint, locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -283,9 +283,13 @@ def load(
     device    "cpu", "cuda", "cuda:1", "mps", …, or "auto": cuda if there is one, then mps, then cpu
     revision  branch, tag or commit of a hub id; `offline` takes only what was downloaded before
     tell      called with (bytes loaded, bytes in all) on the way
-    verifier  a directory or hub id of an autoregressive model with the same tokenizer, for the policy `apd`
+    verifier  a directory or hub id of an autoregressive model with the same tokenizer, for the policy `apd`; pocket
+              brings one along
     """
     llm = LLM(*load_checkpoint(source, dtype=dtype, device=device, revision=revision, offline=offline, tell=tell))
+    if verifier is None and source in BUILT_IN:
+        own = locate(source) / "verifier"
+        verifier = own if own.is_dir() else None
     if verifier is not None:
         llm.verifier = _verifier(verifier, llm, dtype, device, offline)
     return llm

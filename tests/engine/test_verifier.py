@@ -13,6 +13,7 @@ import pytest
 import tacg
 from tacg.cli.main import run
 from tacg.engine.loop import Engine
+from tacg.experiments.evaluate import identity_for
 from tacg.models.tiny import write_checkpoint
 from tests.worlds import ReactiveDenoiser
 
@@ -125,6 +126,9 @@ def test_another_verifier_is_another_model(llm: tacg.LLM) -> None:
     plain, same, other = (tacg.LLM(llm.model, llm.tokenizer, each) for each in (None, llm.verifier, llm.model))
     assert same.identity == llm.identity == plain.identity | {"verifier": llm.identity["verifier"]}
     assert other.identity != llm.identity
+    for policy in ("apd", "tacg+apd"):
+        assert identity_for(llm, tacg.get_policy(policy)) == llm.identity
+    assert identity_for(llm, tacg.get_policy("tacg")) == plain.identity, "which does not ask it"
 
 
 def test_the_command_line_takes_one(

@@ -20,6 +20,7 @@ from tacg.cli.common import (
     Seed,
     Split,
     Tasks,
+    Verifier,
     load_model,
     print_json,
     progress,
@@ -55,6 +56,7 @@ def main(
     seed: Seed = 0,
     split: Split = "test",
     model: Model = DEFAULT_MODEL,
+    verifier: Verifier = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
     batch_size: BatchSize = 32,
@@ -84,13 +86,14 @@ def main(
         if jobs > 1 and not redraw:
             words = ["--model", model, "--dtype", dtype, "--device", device, "--n", str(n), "--seed", str(seed)]
             words += ["--split", split, "--batch-size", str(batch_size), "--out", str(out), *["--quick"] * quick]
+            words += ["--verifier", verifier] if verifier else []
             words += [word for each in tasks for word in ("--task", each.name)]
             words += [word for each in specs for word in ("--policy", each)]
             shares = {f"{part + 1} of {jobs}": ["arena", *words, "--share", f"{part}/{jobs}"] for part in range(jobs)}
             run_apart(shares, jobs, out / "rows.jsonl")
         elif not redraw:
             part, parts = (int(word) for word in (share or "0/1").split("/"))
-            llm = load_model(model, dtype=dtype, device=device)
+            llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
             _play(llm, planned[part::parts], Sample(n, seed, split, batch_size), out)
     except KeyboardInterrupt:
         typer.secho("stopped; started again, it goes on where it was", err=True)

@@ -27,7 +27,10 @@ LONG = {"correct", "item_steps", "item_positions", "commits_by_step"}  # columns
 # Options that several verbs take, in the same words.
 Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, judge, directory or hub id.")]
 Verifier = Annotated[
-    str | None, typer.Option(help="Directory or hub id of an autoregressive model with the same tokenizer, for apd.")
+    str | None,
+    typer.Option(
+        help="Directory or hub id of an autoregressive model with the same tokenizer, for apd; pocket has one."
+    ),
 ]
 SettingOptions = Annotated[
     list[str] | None,

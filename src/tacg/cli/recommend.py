@@ -18,6 +18,7 @@ from tacg.cli.common import (
     Out,
     Seed,
     TaskKnobs,
+    Verifier,
     load_model,
     load_task,
     print_json,
@@ -46,6 +47,7 @@ def main(
     data: Data = None,
     knob: TaskKnobs = None,
     model: Model = DEFAULT_MODEL,
+    verifier: Verifier = None,
     minutes: Annotated[float, typer.Option(help="Budget.", min=0)] = 8.0,
     give: Annotated[float, typer.Option(help="Quality that speed may cost, as a share.", min=0, max=1)] = 0.02,
     policy: Annotated[
@@ -97,7 +99,7 @@ def main(
         split, lengths, what = split_to_choose_on(chosen_task), dict(chosen_task.decode), chosen_task.name
         texts = [] if labels else [each.prompt for each in chosen_task.problems(split, MOST, seed)]
     candidates = short_list(specs, lengths, fixed)
-    llm = load_model(model, dtype=dtype, device=device)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
     with progress("recommending", None) as tick:
         problems: Problems
         if chosen_task is not None and labels:

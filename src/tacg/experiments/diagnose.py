@@ -15,7 +15,7 @@ import numpy as np
 from tacg.engine.events import Finished, Started, Step
 from tacg.engine.request import resolve
 from tacg.errors import TacgError
-from tacg.experiments.evaluate import settings_of
+from tacg.experiments.evaluate import identity_for, settings_of
 from tacg.policies import get_policy
 from tacg.policies.probe import Probe
 from tacg.records.bins import CONFIDENCE, SIGNALS, bin_names
@@ -109,7 +109,7 @@ def diagnose(
         key = key_of(
             diagnose=repr(task),
             rule=repr(made),
-            identity=llm.identity,
+            identity=identity_for(llm, made[0]),
             edges=edges,
             levels=LEVELS,
             version=__version__,

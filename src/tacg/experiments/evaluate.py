@@ -154,12 +154,18 @@ def describe(
             "task": task.name, "split": split, "seed": seed, "n": len(problems), "policy": rule.label,
             "base": getattr(getattr(rule, "base", None), "label", None), "data": key_of(problems=asked),
         },
-        "model": dict(llm.identity),
+        "model": identity_for(llm, rule),
         "task": {name: value for name, value in task.values().items() if name not in PATHS},
         "policy": rule.values(),
         "decode": {**decode.values(), "suppress": list(decode.suppress)},
         "versions": {"tacg": __version__, "torch": str(torch.__version__)},
     }  # fmt: skip
+
+
+def identity_for(llm: Decoder, policy: Policy) -> dict[str, str]:
+    """The model as answers of this policy depend on it: its verifier counts only where it is asked."""
+    asked = policy.needs.verifier is not None
+    return {name: value for name, value in llm.identity.items() if asked or name != "verifier"}
 
 
 def settings_of(task: Task, policy: str | Policy, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tacg.engine.request import resolve
-from tacg.experiments.evaluate import evaluate, settings_of
+from tacg.experiments.evaluate import evaluate, identity_for, settings_of
 from tacg.records.rows import Ledger, ResultRow, key_of
 from tacg.records.summary import by_item
 from tacg.shapes import COUNT, Number
@@ -73,8 +73,9 @@ def run(
         name = cell.name or cell.policy
         policy, decode = resolve(cell.policy, settings_of(cell.task, cell.policy, cell.settings))
         key = key_of(
-            task=repr(cell.task), policy=repr(policy), decode=repr(decode), model=llm.identity, version=__version__,
-            n=sample.n, seed=sample.seed, split=sample.split, **({"skip": sample.skip} if sample.skip else {}),
+            task=repr(cell.task), policy=repr(policy), decode=repr(decode), model=identity_for(llm, policy),
+            version=__version__, n=sample.n, seed=sample.seed, split=sample.split,
+            **({"skip": sample.skip} if sample.skip else {}),
         )  # fmt: skip
         row = ledger.get(key, SHAPE, impossible)
         if row is None:

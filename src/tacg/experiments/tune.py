@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tacg.engine.request import Decode, resolve
 from tacg.errors import TacgError, unknown
+from tacg.experiments.evaluate import identity_for
 from tacg.experiments.grid import Cell, Sample, Tick, run
 from tacg.files import write_file
 from tacg.policies import get_policy
@@ -129,7 +130,7 @@ def by_agreement(
 
     def judge(settings: Mapping[str, Any], name: str) -> ResultRow:
         made = resolve(policy, {**lengths, **settings})
-        key = key_of(agreed=asked, decode=repr(made), model=llm.identity, version=__version__)
+        key = key_of(agreed=asked, decode=repr(made), model=identity_for(llm, made[0]), version=__version__)
         row = ledger.get(key, AGREED)
         if row is None:
             shares, steps = [0.0] * len(asked), [0] * len(asked)
@@ -158,7 +159,8 @@ def careful_answers(
     llm: LLM, prompts: Sequence[str], shape: Mapping[str, Any], ledger: Ledger, batch_size: int = 32
 ) -> list[str]:
     """What one token per step writes; kept in the ledger, as it is by far the slowest."""
-    key = key_of(careful=list(prompts), shape=dict(shape), model=llm.identity, version=__version__)
+    model = identity_for(llm, get_policy("schedule"))
+    key = key_of(careful=list(prompts), shape=dict(shape), model=model, version=__version__)
     row = ledger.get(key, {"texts": [str]})
     if row is None:
         outputs = llm.generate(list(prompts), "schedule", batch_size=batch_size, **shape)
