@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import tacg
+from tacg.canvas import Canvas
+from tacg.cli.tune import asked_of
+from tacg.experiments import tune
 from tacg.experiments.compare import compare, tables
 from tacg.experiments.diagnose import FIELDS, collect
 from tacg.experiments.evaluate import evaluate
 from tacg.experiments.grid import Sample
+from tacg.experiments.paper_study import Scale, Study
 from tacg.models.judges import JUDGES
 from tacg.records.results import read_results
+from tacg.records.rows import Ledger
 from tacg.tasks import get_task
 from tests.cli.test_cli import document
 
@@ -52,6 +57,28 @@ def test_tasks_with_other_knobs_are_other_tasks(llm: tacg.LLM) -> None:
     assert all(len(line) == len(table.columns) for table in drawn for line in table.lines)
     assert {"tokens %", "valid %"} <= {*drawn[0].columns}
     assert not {"tokens %", "valid %"} & {*tables(rows[2:])[0].columns}
+
+
+def test_tuning_without_labels_fills_the_canvas(llm: tacg.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked as it is evaluated: holes are filled, and what was given counts for nothing."""
+    task = get_task("reactions-30")
+    problems = list(task.problems("dev", 3))
+    asked, decode, what = asked_of("reactions-30", None, 3, 0)
+    assert (asked, what) == ([problem.asked for problem in problems], "reactions-30")
+    wanted = tune.careful_answers(llm, asked, decode, Ledger())
+    assert [len(text.split(" ")) for text in wanted] == [len(problem.data["holes"]) for problem in problems]
+    assert tune.by_agreement(llm, asked, "schedule", decode, Ledger())({}, "")["quality"] == 1
+
+    caught: list[Any] = []
+    monkeypatch.setattr(tune, "by_agreement", lambda llm, prompts, *_: caught.extend(prompts))
+    Study(llm, [task], Scale.glance(), tmp_path, bar=lambda *_: None).judge(task, "tacg", False, 3, None)
+    assert caught == asked
+
+
+def test_a_file_of_prompts_may_have_canvases(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("What is 3 plus 4?\n\nCC⟨2⟩>>CCO\n", encoding="utf-8")
+    asked, decode, what = asked_of(None, tmp_path / "mine.txt", 9, 0)
+    assert (asked, decode, what) == (["What is 3 plus 4?", Canvas.parse("CC⟨2⟩>>CCO")], {}, "mine")
 
 
 def judge() -> tacg.LLM:

@@ -67,7 +67,7 @@ def main(
 
     Without labels, good means agreement with one token per step.
     """
-    from tacg.cli.tune import texts_of
+    from tacg.cli.tune import asked_of
     from tacg.experiments.arena import decoders
     from tacg.experiments.recommend import (
         MOST,
@@ -94,10 +94,10 @@ def main(
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
     chosen_task = load_task(task, data, knob or []) if task else None
     if chosen_task is None:
-        texts, lengths, what = texts_of(None, prompts, MOST, seed)
+        asked, lengths, what = asked_of(None, prompts, MOST, seed)
     else:
         split, lengths, what = split_to_choose_on(chosen_task), dict(chosen_task.decode), chosen_task.name
-        texts = [] if labels else [each.prompt for each in chosen_task.problems(split, MOST, seed)]
+        asked = [] if labels else [each.asked for each in chosen_task.problems(split, MOST, seed)]
     candidates = short_list(specs, lengths, fixed)
     llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
     with progress("recommending", None) as tick:
@@ -105,7 +105,7 @@ def main(
         if chosen_task is not None and labels:
             problems = Graded(llm, chosen_task, ledger, seed, batch_size, tick)
         else:
-            problems = Agreeing(llm, texts, lengths, ledger, batch_size, tick)
+            problems = Agreeing(llm, asked, lengths, ledger, batch_size, tick)
         race = Race(problems, give, 60 * minutes)
         chosen = race.run(candidates)
         rows = shown(race, chosen, fixed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,14 +31,14 @@ tacg tune --task pocket-math --policy tacg --trials 40
 
 tacg tune --task pocket-math --no-labels                          agreement with one token per step instead of grades
 
-tacg tune --prompts mine.txt --model ./LLaDA-8B-Instruct --set gen_length=256      your own prompts, one a line
+tacg tune --prompts mine.txt --model ./LLaDA-8B-Instruct --set gen_length=256      your own prompts, one per line
 
 tacg eval --task pocket-math --policy tacg:runs/tune/pocket-math.tacg.toml"""
 
 
 def main(
     task: Annotated[str | None, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="A file with a prompt a line; implies --no-labels.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="A file with one prompt per line; implies --no-labels.")] = None,
     policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
     only: Annotated[list[str] | None, typer.Option("--knob", "-k", help="Only these knobs; repeatable.")] = None,
     trials: Annotated[int, typer.Option(help="Settings to try.", min=1)] = 40,
@@ -78,13 +78,13 @@ def main(
     fixed = parse_settings(policy, setting or [])
     space = {name: values for name, values in space_of(policy, only or ()).items() if name not in fixed}
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    texts, decode, what = texts_of(task, prompts, n, seed)
+    asked, decode, what = asked_of(task, prompts, n, seed)
     llm = load_model(model)
     with progress("tuning", trials * n) as tick:
         if prompts is None and labels:
             judge = by_labels(llm, get_task(str(task)), policy, Sample(n, seed, "dev", batch_size), ledger, tick)
         else:
-            judge, n = by_agreement(llm, texts, policy, decode | fixed, ledger, tick, batch_size), len(texts)
+            judge, n = by_agreement(llm, asked, policy, decode | fixed, ledger, tick, batch_size), len(asked)
         rows = tune(
             lambda knobs, name: judge(fixed | dict(knobs), name), space, trials, seed, [defaults(policy, space)]
         )
@@ -105,15 +105,10 @@ def main(
     typer.secho(f"preset: {preset}   use it as --policy {policy.partition(':')[0]}:{preset}", err=True)
 
 
-def texts_of(task: str | None, prompts: Path | None, n: int, seed: int) -> tuple[list[str], dict[str, int], str]:
-    """Prompts without labels, the lengths to decode them with, and what to call them."""
-    from tacg.files import read_text
+def asked_of(task: str | None, prompts: Path | None, n: int, seed: int) -> tuple[list[Any], dict[str, int], str]:
+    """Prompts or canvases without labels, the lengths to decode them with, and what to call them."""
     from tacg.tasks import get_task
+    from tacg.tasks.prompts import OwnPrompts
 
-    if prompts is None:
-        chosen = get_task(str(task))
-        return [problem.prompt for problem in chosen.problems("dev", n, seed)], dict(chosen.decode), str(task)
-    texts = [line for line in read_text(prompts, "file of prompts").splitlines() if line.strip()][:n]
-    if not texts:
-        raise TacgError(f"{prompts} holds no prompt.")
-    return texts, {}, prompts.stem
+    chosen = get_task(str(task)) if prompts is None else OwnPrompts(str(prompts))
+    return [problem.asked for problem in chosen.problems("dev", n, seed)], dict(chosen.decode), chosen.name

@@ -126,7 +126,7 @@ class Study:
         """By accuracy, or by agreement with one token per step."""
         if labels:
             return tune.by_labels(self.llm, task, policy, self.sample(n, "dev"), self.ledger, tick)
-        prompts = [problem.prompt for problem in task.problems("dev", n, self.seed)]
+        prompts = [problem.asked for problem in task.problems("dev", n, self.seed)]
         return tune.by_agreement(self.llm, prompts, policy, task.decode, self.ledger, tick, self.batch_size)
 
     def points(self, task: Task, policy: str) -> dict[float, dict[str, Any]]:

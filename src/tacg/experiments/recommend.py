@@ -136,7 +136,7 @@ class Agreeing:
     """Prompts without labels: quality is agreement with one token per step. The last third is kept for the end."""
 
     llm: LLM
-    prompts: Sequence[str]
+    prompts: Sequence[Any]
     lengths: dict[str, Any]
     ledger: Ledger
     batch_size: int = 32

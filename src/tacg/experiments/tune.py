@@ -115,10 +115,13 @@ def by_labels(llm: LLM, task: Task, policy: str, sample: Sample, ledger: Ledger,
 
 
 def by_agreement(
-    llm: LLM, prompts: Sequence[str], policy: str, decode: Mapping[str, Any], ledger: Ledger, tick: Tick | None = None,
+    llm: LLM, prompts: Sequence[Any], policy: str, decode: Mapping[str, Any], ledger: Ledger, tick: Tick | None = None,
     batch_size: int = 32,
 ) -> Judge:  # fmt: skip
-    """Quality is how much the answers agree with those of one token per step; no labels are looked at."""
+    """Quality is how much the answers agree with those of one token per step; no labels are looked at.
+
+    prompts  whatever `LLM.generate` takes; of a canvas, what is filled in must agree
+    """
     lengths: dict[str, Any] = {"early_stop": False, **decode}
     weights, asked = llm.identity["weights"], list(prompts)
     alike = resolve(policy, lengths)[1]
@@ -138,7 +141,7 @@ def by_agreement(
             began = time.perf_counter()
 
             def keep(number: int, output: Output) -> None:
-                shares[number], steps[number] = agreement(llm.text(output.tokens), wanted[number]), output.steps
+                shares[number], steps[number] = agreement(written(llm, output), wanted[number]), output.steps
                 if tick is not None:
                     tick(name, shares[number] == 1)
 
@@ -156,7 +159,7 @@ def by_agreement(
 
 
 def careful_answers(
-    llm: LLM, prompts: Sequence[str], shape: Mapping[str, Any], ledger: Ledger, batch_size: int = 32
+    llm: LLM, prompts: Sequence[Any], shape: Mapping[str, Any], ledger: Ledger, batch_size: int = 32
 ) -> list[str]:
     """What one token per step writes; kept in the ledger, as it is by far the slowest."""
     model = identity_for(llm, get_policy("schedule"))
@@ -164,9 +167,17 @@ def careful_answers(
     row = ledger.get(key, {"texts": [str]})
     if row is None:
         outputs = llm.generate(list(prompts), "schedule", batch_size=batch_size, **shape)
-        row = ledger.add(key, {"texts": [llm.text(output.tokens) for output in outputs]})
+        row = ledger.add(key, {"texts": [written(llm, output) for output in outputs]})
     texts: list[str] = row["texts"]
     return texts
+
+
+def written(llm: LLM, output: Output) -> str:
+    """What an answer is compared by: its text, or the tokens in a canvas' holes as words, since its rest was given."""
+    if not output.holes:
+        return llm.text(output.tokens)
+    places = sorted({commit.position for commit in output.commits})
+    return " ".join(llm.tokenizer.decode([output.tokens[place]]) for place in places)
 
 
 def agreement(ours: str, theirs: str) -> float:
