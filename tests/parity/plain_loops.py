@@ -266,6 +266,35 @@ def eb(task: Task, denoise: Denoise, *, bound: float) -> Trace:
     return trace
 
 
+def auto(task: Task, denoise: Denoise, *, bound: float, discount: float, least: float, observe: str = "block") -> Trace:
+    """The budget of EB-Sampler, in which a proposal costs less with every step that it stays the same."""
+    trace, before, streak = Trace(task, denoise), dict[int, int](), dict[int, int]()
+    for start, stop, steps in task.blocks():
+        for step in range(steps):
+            masks = trace.masked(start, stop)
+            if not masks:
+                break
+            p = trace.forward()
+            for i in trace.masked(0, task.gen_length) if observe == "sequence" else masks:
+                proposed = int(p[i].argmax())
+                streak[i] = streak[i] + 1 if before.get(i) == proposed else 1
+                trace.saw["a proposal changed"] += before.get(i, proposed) != proposed
+                before[i] = proposed
+            entropy = {i: -float((p[i][p[i] > 0] * np.log(p[i][p[i] > 0])).sum()) for i in masks}
+            cost = {i: h * max(discount ** (streak[i] - 1), least) for i, h in entropy.items()}
+            passed, spent = list[int](), 0.0
+            for i in best({i: -each for i, each in cost.items()}, len(masks)):
+                if spent > bound:
+                    trace.saw["stopped by the bound"] += 1
+                    break
+                passed.append(i)
+                spent += cost[i]
+            trace.saw["passed at a discount"] += sum(sorted(entropy.values())[: len(passed) - 1]) > bound
+            rest = {i: -cost[i] for i in masks if i not in passed}
+            trace.commit(p, passed, best(rest, owed(masks, steps - step) - len(passed)))
+    return trace
+
+
 def frechet(task: Task, denoise: Denoise, *, delta: float) -> Trace:
     """Fast-dLLM++: down the order of confidence, while Fréchet's bound less the last one's doubt is above delta."""
     trace = Trace(task, denoise)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MASK, SIZE = 1, 20
 LOOPS = (
-    *("schedule", "threshold", "factor", "klass", "eb", "frechet"),
+    *("schedule", "threshold", "factor", "klass", "eb", "auto", "frechet"),
     *("localleap", "hierarchy", "slowfast", "joint", "lopa"),
     *("attention", "dapd", "apd"),
 )
@@ -109,7 +109,7 @@ class Case:
         return Request(self.task.prompt, policy, decode)
 
     def trace(self, denoise: plain_loops.Denoise, attend: plain_loops.Attend | None = None) -> Trace:
-        more: dict[str, Any] = {"observe": self.observe} if self.loop in ("klass", "localleap") else {}
+        more: dict[str, Any] = {"observe": self.observe} if self.loop in ("klass", "localleap", "auto") else {}
         more |= {"attend": attend} if self.loop in ("attention", "dapd") else {}
         more |= {"verify": VERIFIER.logits} if self.loop == "apd" else {}
         loop = getattr(plain_loops, self.loop, None) or getattr(plain_loops_beyond, self.loop)
@@ -142,6 +142,11 @@ def random_case(rng: np.random.Generator, loop: str, taus: Sequence[float]) -> C
         "threshold": sure,
         "factor": {"f": float(rng.choice([0.3, 0.7, 1.0, 1.6]))},
         "eb": {"bound": float(rng.choice([0.0, 0.1, 0.5, 1.5]))},
+        "auto": {
+            "bound": float(rng.choice([0.0, 0.1, 0.5, 1.5])),
+            "discount": float(rng.choice([0.3, 0.5, 1.0])),
+            "least": float(rng.choice([0.0, 0.125, 0.5])),
+        },
         "frechet": {"delta": float(rng.choice([-0.5, 0.0, 0.25, 0.6]))},
         "apd": {"weight": float(rng.choice([0.6, 0.8, 0.9])), "lookahead": int(rng.choice([2, 100]))},
         "attention": {
@@ -247,6 +252,14 @@ MET = {
     "threshold": ("base", "fallback", "several at once", "accepted and topped up"),
     "factor": ("base", "fallback", "several at once", "first below its bar", "stopped at the last"),
     "eb": ("base", "fallback", "several at once", "stopped by the bound"),
+    "auto": (
+        "base",
+        "fallback",
+        "several at once",
+        "stopped by the bound",
+        "a proposal changed",
+        "passed at a discount",
+    ),
     "frechet": ("base", "fallback", "several at once", "stopped by the bound"),
     "apd": ("base", "fallback", "several at once", "disagree at once", "stopped by the target"),
     "attention": ("base", "fallback", "several at once", "accepted and topped up", "all are sure", "outshone"),

@@ -13,6 +13,8 @@ from tacg.policies.base import Policy, State
 from tacg.types import Decision, Needs
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tacg.types import Signals
 
 
@@ -35,8 +37,13 @@ class EntropyBound(Policy):
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """The longest prefix of the row, sorted by entropy, whose bound holds."""
-        entropy, order = signals.entropy.masked_fill(~signals.eligible, torch.inf).sort(dim=1, stable=True)
-        others = entropy.cumsum(dim=1) - entropy  # the largest so far is the last
-        passes = (others <= self.bound) & entropy.isfinite()
-        ready = torch.zeros_like(signals.eligible).scatter(1, order, passes)
+        ready = within_budget(signals.entropy, signals.eligible, self.bound)
         return Decision(ready, rank=-signals.entropy), state
+
+
+def within_budget(cost: Tensor, eligible: Tensor, bound: Tensor | float) -> Tensor:
+    """bool [R, L]: the cheapest of each row as long as the costs of all but the last add up to at most `bound`."""
+    cost, order = cost.masked_fill(~eligible, torch.inf).sort(dim=1, stable=True)
+    others = cost.cumsum(dim=1) - cost  # the dearest so far is the last
+    passes = (others <= bound) & cost.isfinite()
+    return torch.zeros_like(eligible).scatter(1, order, passes)

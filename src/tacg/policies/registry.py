@@ -41,6 +41,7 @@ BUILT_IN = {  # in the order in which tables list them
     "streaming": "tacg.policies.streaming:Streaming",
     "wino": "tacg.policies.wino:Wino",
     "tacg": "tacg.policies.tacg:Tacg",
+    "auto": "tacg.policies.auto:Auto",
     "tacg-released": "tacg.policies.tacg_released:TacgReleased",
     "tacg-released-dream": "tacg.policies.tacg_released_dream:TacgReleasedDream",
     "tacg-released-dream-ema": "tacg.policies.tacg_released_dream:TacgReleasedDreamEma",
