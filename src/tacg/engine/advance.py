@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tacg.engine.commits import resolve_commits
+from tacg.engine.report import Report
 from tacg.types import Reason
 
 if TYPE_CHECKING:
@@ -107,18 +108,6 @@ def _before_gap(boards: Boards, suffix: int) -> Tensor:
     return place < edge + suffix
 
 
-class Report(NamedTuple):
-    """All that the host reads of a step, in one tensor.
-
-    packed  int64 [S, 3 L + N]: reasons, tokens and confidences (the bits of a float32), then N scalars per row,
-            and, of rows with constraints, L more floats: the probability that was cut away
-    names   of the scalars: first_mask and first_eos (L: none), block, step, open, stay, branches
-    """
-
-    packed: Tensor
-    names: tuple[str, ...]
-
-
 def advance(
     boards: Boards, answer: Tensor, signals: Signals, decision: Decision, needs: Needs, mask_id: int,
     eos: Tensor | None, ruler: Tensor, before: Tensor | None = None, writes: tuple[Tensor, Tensor] | None = None,
@@ -167,11 +156,8 @@ def advance(
         reach = told["reach"] = torch.where(useful, torch.minimum(decision.reach, boards.length), boards.length)
 
     kept = signals.observed if needs.committed else signals.observed & masked
-    sure = signals.confidence.float().view(torch.int32).long()
-    more = [] if cut is None else [cut.float().view(torch.int32).long()]
-    packed = torch.cat([reason, token, sure, *(each[:, None] for each in told.values()), *more], dim=1)
-    boards = boards._replace(masked=masked, block=block, step=step, open=opened, reach=reach)
-    return boards, answer, kept, Report(packed, tuple(told))
+    report = Report.of(reason, token, signals.confidence, told, cut)
+    return boards._replace(masked=masked, block=block, step=step, open=opened, reach=reach), answer, kept, report
 
 
 def first_unfinished(boards: Boards, masked: Tensor, ruler: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from tacg.engine.batch import Batch, batch_key
+from tacg.engine.branches import BranchingBatch
 from tacg.engine.constrained import begin
 from tacg.engine.events import Event, Finished, Started, step_events
 from tacg.engine.row import Row
@@ -183,9 +184,8 @@ class Engine:
                 continue
             key = batch_key(row.request)
             if key not in self._batches:
-                self._batches[key] = Batch(
-                    row.request, self.model.spec, self.model.device, self.max_rows, self.verifier
-                )
+                kind = BranchingBatch if row.request.policy.needs.branches else Batch
+                self._batches[key] = kind(row.request, spec, self.model.device, self.max_rows, self.verifier)
             batch = self._batches[key]
             self._at_work = batch, {row.number, *(each.number for each in batch.live())}
             self._waiting.popleft()
