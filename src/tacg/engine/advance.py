@@ -123,41 +123,48 @@ def advance(
     """
     reason, token = (resolve_commits(signals, decision), signals.token) if writes is None else writes
     written = reason > 0
+    masked = boards.masked & ~written
     if decision.remask is not None:
         remask = reason == int(Reason.REMASK)
-        token = torch.where(remask, mask_id, token)
-        masked = boards.masked & ~written | remask
-    else:
-        masked = boards.masked & ~written
+        token, masked = torch.where(remask, mask_id, token), masked | remask
     answer = torch.where(written, token, answer)
     if before is not None:
         token, reason = torch.where(before > 0, answer, token), torch.maximum(before, reason)
 
-    place, end = ruler[:-1], ruler[-1]
     first_mask, block = first_unfinished(boards, masked, ruler)
-    told = {"first_mask": first_mask, "block": block}
+    told = {"first_mask": first_mask}
     if eos is not None:
         ends = (answer[:, :, None] == eos).any(dim=2) & boards.holes
-        told["first_eos"] = torch.where(ends, place, end).amin(dim=1)
+        told["first_eos"] = torch.where(ends, ruler[:-1], ruler[-1]).amin(dim=1)
     if decision.stay is not None:  # heeded in a full block while something changes and steps are left
-        full = (block != boards.block) | (first_mask == end)
+        full = (block != boards.block) | (first_mask == ruler[-1])
         staying = decision.stay & full & written.any(dim=1) & (boards.step + 1 < signals.steps)
-        block = torch.where(staying, boards.block, block)
-        told |= {"block": block, "stay": staying.long()}
-    step = told["step"] = (boards.step + 1) * (block == boards.block)
-    opened = boards.open
+        block, told["stay"] = torch.where(staying, boards.block, block), staying.long()
+    step = (boards.step + 1) * (block == boards.block)
+    told |= {"block": block, "step": step}
+    after = boards._replace(masked=masked, block=block, step=step)
+    if decision.open is not None or decision.branches is not None or decision.reach is not None:
+        after = _beyond_the_block(boards, after, signals, decision, told)
+    kept = signals.observed if needs.committed else signals.observed & masked
+    return after, answer, kept, Report.of(reason, token, signals.confidence, told, cut)
+
+
+def _beyond_the_block(
+    boards: Boards, after: Boards, signals: Signals, decision: Decision, told: dict[str, Tensor]
+) -> Boards:
+    """What a policy says of the next forward: blocks that open early, branches, positions that are left out."""
     if decision.open is not None:  # blocks that are done by now no longer count
-        opened = told["open"] = (decision.open - (block - boards.block)).clamp(min=1)
+        told["open"] = (decision.open - (after.block - boards.block)).clamp(min=1)
+        after = after._replace(open=told["open"])
     if decision.branches is not None:
         told["branches"] = decision.branches.count
-    reach = boards.reach
     if decision.reach is not None:
-        useful = (first_mask < decision.reach) & (block == boards.block) & (step + 1 < signals.steps)
-        reach = told["reach"] = torch.where(useful, torch.minimum(decision.reach, boards.length), boards.length)
-
-    kept = signals.observed if needs.committed else signals.observed & masked
-    report = Report.of(reason, token, signals.confidence, told, cut)
-    return boards._replace(masked=masked, block=block, step=step, open=opened, reach=reach), answer, kept, report
+        useful = (
+            (told["first_mask"] < decision.reach) & (after.block == boards.block) & (after.step + 1 < signals.steps)
+        )
+        told["reach"] = torch.where(useful, torch.minimum(decision.reach, boards.length), boards.length)
+        after = after._replace(reach=told["reach"])
+    return after
 
 
 def first_unfinished(boards: Boards, masked: Tensor, ruler: Tensor) -> tuple[Tensor, Tensor]:

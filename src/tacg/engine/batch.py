@@ -116,6 +116,11 @@ class Batch:
     def _upload(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor(ids, dtype=torch.int64, device=self.device)
 
+    @property
+    def answer(self) -> Tensor:
+        """The answers on the canvas, int64 [S, L]: a view."""
+        return self.canvas[:, self.prompt : self.prompt + self.length]
+
     # -- rows come and go ------------------------------------------------------------------------------------------
 
     def join(self, row: Row) -> None:
@@ -198,13 +203,18 @@ class Batch:
 
     def _select(self, plan: Plan, view: StepView) -> Tensor:
         """int64 [P]: where the logits are read. Committed positions are read at their shadows, if they have any."""
-        masked = self.boards.masked
-        if self.compact:
-            assert view.places is not None
-            slot = view.places // self.length
-            select = view.places - slot * self.length + plan.offset[slot, 0, 0]
-            return select if plan.shadow is None else select + plan.shadow[slot] * ~masked.view(-1)[view.places]
-        columns = self.ruler[:-1] if view.columns is None else view.columns[:, None]
+        if not self.compact:
+            return self._select_windows(plan, view)
+        assert view.places is not None
+        slot = view.places // self.length
+        select = view.places - slot * self.length + plan.offset[slot, 0, 0]
+        if plan.shadow is not None:
+            select = select + plan.shadow[slot] * ~self.boards.masked.view(-1)[view.places]
+        return select
+
+    def _select_windows(self, plan: Plan, view: StepView) -> Tensor:
+        """As `_select`, of whole windows."""
+        masked, columns = self.boards.masked, self.ruler[:-1] if view.columns is None else view.columns[:, None]
         select = plan.offset + columns
         if plan.shadow is not None:
             masked = masked if view.columns is None else masked.gather(1, view.columns)
@@ -296,11 +306,6 @@ class Batch:
         self.trajectories.follow(scan, kept)
         self.cut = decision.reach is not None
         return report
-
-    @property
-    def answer(self) -> Tensor:
-        """The answers on the canvas, int64 [S, L]: a view."""
-        return self.canvas[:, self.prompt : self.prompt + self.length]
 
     # -- what the host learns --------------------------------------------------------------------------------------
 

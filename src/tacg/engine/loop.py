@@ -161,10 +161,10 @@ class Engine:
         room = self.max_rows - sum(len(batch.live()) for batch in self._batches.values())
         while self._waiting and room > 0:
             row, spec = self._waiting[0], self.model.spec
+            started = Started(row.number, row.request.prompt, len(row.answer), tuple(row.answer))
             if spec.mask_id not in row.answer:  # its constraint leaves no choice at all
                 self._waiting.popleft()
-                events.append(Started(row.number, row.request.prompt, len(row.answer), tuple(row.answer)))
-                events.append(Finished(row.number, row.output(spec.mask_id, spec.eos_ids)))
+                events += [started, Finished(row.number, row.output(spec.mask_id, spec.eos_ids))]
                 continue
             key = batch_key(row.request)
             if key not in self._batches:
@@ -175,7 +175,7 @@ class Engine:
             self._waiting.popleft()
             batch.join(row)
             self._at_work = None
-            events.append(Started(row.number, row.request.prompt, len(row.answer), tuple(row.answer)))
+            events.append(started)
             room -= 1
 
     def _drop_cancelled(self) -> list[Event]:

@@ -87,16 +87,21 @@ def span_of(row: Row, spec: ModelSpec, mode: str, needs: Needs) -> Span:
     start, stop = open_blocks(row)
     first, length = row.block_step == 0, extent(row, spec)
     left, right, reach = window(mode, spec, start, stop, length, first=first, settled=row.cached)
-    gap = (0, 0)
+    span = Span(left, right, reach, row.cache)
+    plain = row.reach is None and needs.suffix is None and "recheck" not in needs
+    return span if plain else _pruned(span, row, spec, needs, stop, length)
+
+
+def _pruned(span: Span, row: Row, spec: ModelSpec, needs: Needs, stop: int, length: int) -> Span:
+    """The span without what its policy leaves out, and with the shadows that it asks for."""
+    right, reach, gap = span.stop, span.reach, (0, 0)
     if row.reach is not None and spec.causal_block is None:  # a block-causal model knows only whole blocks
         right, reach = (min(edge, len(row.request.prompt) + row.reach) for edge in (right, reach))
     elif needs.suffix is not None and spec.causal_block is None:
         gap = _suffix_gap(row, spec, stop + needs.suffix, length - 1)
         reach -= gap[1] - gap[0]
-    return Span(
-        left, right, reach, row.cache, gap if gap[0] < right else (0, 0),
-        (start, stop) if "recheck" in needs else (0, 0),
-    )  # fmt: skip
+    shadow = open_blocks(row) if "recheck" in needs else (0, 0)
+    return Span(span.start, right, reach, row.cache, gap if gap[0] < right else (0, 0), shadow)
 
 
 def _suffix_gap(row: Row, spec: ModelSpec, start: int, stop: int) -> tuple[int, int]:

@@ -12,7 +12,23 @@ from tacg.scan.reference import SMOOTHING, widened
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tacg.scan.step_scan import StepScan
     from tacg.types import Credit
+
+
+def add_credit(scan: StepScan, credit: Credit) -> None:
+    """Let the scan read logits with the credit that their tokens have earned, which they earn in this step, too."""
+    store = scan.memory.store("credit", scan.logits)
+    scan.logits, scan.rows = earn(scan.picked(), store, scan.slots, scan.first, credit), None
+
+
+def looked_back(scan: StepScan) -> dict[str, Tensor]:
+    """What the posteriors of earlier steps say of this one, as far as it was asked for; 0 where nobody looks."""
+    past = scan.needs.past
+    steps, decay = (past.steps, past.decay) if past else (1, 0.0)
+    store = scan.memory.store("past", scan.logits, steps)
+    found = look_back(scan.picked(), store, scan.slots, scan.memory.age, scan.first, scan.needs.names, decay)
+    return {name: values.masked_fill(~scan.wanted, 0.0) for name, values in found.items()}
 
 
 def earn(logits: Tensor, store: Tensor, slots: Tensor, first: Tensor, credit: Credit) -> Tensor:

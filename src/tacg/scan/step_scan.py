@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tacg.errors import TacgError, unknown
-from tacg.scan.histories import earn, look_back
+from tacg.scan.histories import add_credit, looked_back
 from tacg.scan.reference import lowest
 from tacg.types import BY_ENGINE, CONTRASTED, LOOKING_BACK, Signals
 
@@ -102,21 +102,22 @@ class StepScan:
             self.found = _nothing(logits, needs)
             return
         if needs.credit is not None:
-            self._add_credit()
+            add_credit(self, needs.credit)
         if self.fused:
-            self.found = self.backend.scan(self._picked(), self.slots, self.first, self.wanted, proposal, needs, memory)
+            self.found = self.backend.scan(self.picked(), self.slots, self.first, self.wanted, proposal, needs, memory)
         else:
             self.found = self._read(proposal)
             peak = self.found["peak"]
             usable = (peak > lowest(logits.dtype)) & (peak < torch.inf)  # NaN is neither
             self.found["confidence"] = self.found["confidence"].masked_fill(~usable, torch.nan)
         if needs.names & set(LOOKING_BACK):
-            self.found |= self._look_back()
+            self.found |= looked_back(self)
 
     def _everywhere(self) -> Tensor:
         return torch.arange(self.observed.numel(), device=self.observed.device)
 
-    def _picked(self) -> Tensor:
+    def picked(self) -> Tensor:
+        """The logits of the positions, float [P, V]."""
         return self.logits if self.rows is None else self.logits[self.rows]
 
     def to_signals(self, eligible: Tensor, *, eager: bool = False, **more: Any) -> Signals:
@@ -160,20 +161,6 @@ class StepScan:
         places = chosen if self.places is None else self.places[chosen]
         values = self.contrast(chosen, name) if len(chosen) else self.found["confidence"][:0]
         return self.spread(values, places=places)
-
-    def _add_credit(self) -> None:
-        """Logits with the credit that their tokens have earned, which they earn in this step, too."""
-        credit, store = self.needs.credit, self.memory.store("credit", self.logits)
-        assert credit is not None
-        self.logits, self.rows = earn(self._picked(), store, self.slots, self.first, credit), None
-
-    def _look_back(self) -> dict[str, Tensor]:
-        """What the posteriors of earlier steps say of this one, as far as it was asked for; 0 where nobody looks."""
-        past = self.needs.past
-        steps, decay = (past.steps, past.decay) if past else (1, 0.0)
-        store = self.memory.store("past", self.logits, steps)
-        found = look_back(self._picked(), store, self.slots, self.memory.age, self.first, self.needs.names, decay)
-        return {name: values.masked_fill(~self.wanted, 0.0) for name, values in found.items()}
 
     def _read(self, proposal: Tensor | None) -> dict[str, Tensor]:
         previous = self.memory.store("previous", self.logits) if "kl" in self.needs else None
