@@ -77,7 +77,7 @@ def commit_step(
         scan = state.trajectories.scan(
             logits.flatten(0, 1), wanted | config.needs(), mask, places=places, rows=places, exact=places is not None
         )
-        _refuse_unusable(scan)
+        refuse_unusable(scan)
         signals = scan.to_signals(mask, step=count, steps=count + mask.shape[1], eager=everywhere)
         if callable(base_gate):
             base_gate = base_gate(signals)
@@ -121,7 +121,7 @@ def _check_base(base_ready: Tensor, mask: Tensor) -> None:
         )
 
 
-def _refuse_unusable(scan: StepScan) -> None:
+def refuse_unusable(scan: StepScan) -> None:
     """Raise if there are unusable logits, naming row and position: NaN, +inf or nothing but -inf."""
     unusable = scan.found["confidence"].isnan() & scan.wanted
     if not bool(unusable.any()):
