@@ -26,10 +26,15 @@ PROMPT = "Tom has 5 apples and buys 7 more. How many apples does Tom have?"  # p
 def entered(run: Callable[[], Any]) -> set[CodeType]:
     """The functions of the package that a call enters."""
     found: set[CodeType] = set()
+    importing = 0
 
     def note(frame: Any, event: str, _: Any) -> None:
-        if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # bodies of classes and modules are not
-            found.add(frame.f_code)
+        nonlocal importing
+        code = frame.f_code
+        if code.co_name == "<module>":
+            importing += {"call": 1, "return": -1}.get(event, 0)
+        elif event == "call" and not importing and code.co_flags & inspect.CO_OPTIMIZED:  # no body of a class
+            found.add(code)
 
     sys.setprofile(note)
     try:

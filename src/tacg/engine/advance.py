@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tacg.engine.commits import resolve_commits
+from tacg.engine.pruning import before_gap
 from tacg.engine.report import Report
 from tacg.types import Reason
 
@@ -95,17 +96,9 @@ def in_view(boards: Boards, needs: Needs, *, whole: bool, cut: bool = False) -> 
     eligible = masked & here
     if whole or needs.scope == "answer":
         # A block that is over is settled: nothing there is looked at again, so that nothing there can be revised.
-        masked = masked if needs.suffix is None else masked & _before_gap(boards, needs.suffix)
+        masked = masked if needs.suffix is None else masked & before_gap(boards, needs.suffix)
         return (masked | (boards.holes & here) if needs.committed else masked), eligible
     return (boards.holes & here if needs.committed else eligible), eligible
-
-
-def _before_gap(boards: Boards, suffix: int) -> Tensor:
-    """bool [S, L]: open blocks, what is before them, and `suffix` positions behind them."""
-    place = torch.arange(boards.grid.shape[1], device=boards.grid.device)
-    until = (boards.block + boards.open)[:, None]
-    edge = ((boards.grid < until) & (place < boards.length[:, None])).sum(dim=1, keepdim=True)
-    return place < edge + suffix
 
 
 def advance(

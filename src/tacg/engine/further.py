@@ -33,8 +33,9 @@ Further = Callable[["Batch", Tensor, StepScan, Signals], Signals]
 
 def add_active(batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) -> Signals:
     """Masks of the active block, where more than these are eligible."""
-    boards = batch.boards
-    return replace(signals, active=signals.eligible & (boards.grid == boards.block[:, None]))
+    assert batch.view is not None
+    here = batch.boards.grid == batch.boards.block[:, None]
+    return replace(signals, active=batch.view.eligible & here)
 
 
 def add_draws(batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) -> Signals:
