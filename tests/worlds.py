@@ -10,6 +10,7 @@ from torch import Tensor
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
 from tacg.models.base import ModelSpec, Span
+from tacg.own_loop import refuse_unusable
 from tacg.types import CONTRASTED
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def scan(
     observed = torch.zeros_like(trajectories.seen)
     observed.view(-1)[places] = True
     step = trajectories.scan(logits, needs, observed, places=places, proposal=proposal, backend=backend)
-    step.refuse_unusable()
+    refuse_unusable(step)
     found = {**step.found, "first": step.first}
     if needs.contrast is not None and not step.fused:
         everywhere = torch.arange(len(places))

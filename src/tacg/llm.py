@@ -194,30 +194,39 @@ class LLM:
         seeds = list(seeds) if isinstance(seeds, Sequence) else [seeds] * len(prompts)
         if len(seeds) != len(prompts):
             raise TacgError(f"`seed` must be one number or one per prompt, {len(prompts)}; got {len(seeds)}.")
-        pattern = pattern_of(settings)
+        pattern = pattern_of(settings) if settings.keys() & {*CONSTRAINTS} else None
         plain = {name: value for name, value in settings.items() if name not in ("seed", *CONSTRAINTS)}
         made, decode = resolve(policy, plain)
         requests = [
-            self.held_to(pattern, self.request(prompt, made, decode.replace(seed=seed), chat), prompt)
+            self.request(prompt, made, decode.replace(seed=seed), chat)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
+        if pattern is not None:
+            held = zip(requests, prompts, strict=True)
+            requests = [self.held_to(pattern, request, prompt) for request, prompt in held]
         for event in Engine(self.model, batch_size, self.verifier).stream(requests, detail=detail):
             if isinstance(event, Finished):
-                yield replace(event, output=self._with_text(event.output, prompts[event.row], requests[event.row]))
+                prompt, output = prompts[event.row], event.output
+                if isinstance(prompt, Canvas):
+                    output = self._filled(output, prompt, requests[event.row])
+                else:
+                    output = replace(output, text=self.text(output.tokens))
+                yield replace(event, output=output)
             else:
                 yield event
 
     def request(self, prompt: Prompt, policy: Policy, decode: Decode, chat: bool | None = None) -> Request:
-        """What the engine is asked for one prompt or canvas.
+        """What the engine is asked for one prompt or canvas."""
+        if isinstance(prompt, Canvas):
+            return self._canvas_request(prompt, policy, decode, chat)
+        given = tuple(self.encode(prompt, chat))
+        if self.model.spec.before or self.model.spec.after:
+            return self._canvas_request(Canvas((given, Hole(decode.gen_length))), policy, decode, chat)
+        return Request(given, policy, decode)
 
-        A model that knows texts only between special tokens gets them around a canvas, unless they are there.
-        """
+    def _canvas_request(self, prompt: Canvas, policy: Policy, decode: Decode, chat: bool | None) -> Request:
+        """A model that knows texts only between special tokens gets them around a canvas, unless they are there."""
         spec = self.model.spec
-        if not isinstance(prompt, Canvas):
-            given = tuple(self.encode(prompt, chat))
-            if not spec.before and not spec.after:
-                return Request(given, policy, decode)
-            prompt = Canvas((given, Hole(decode.gen_length)))
         mask = spec.mask_id
         ids = prompt.ids(self.tokenizer.encode, mask)
         before = [] if prompt.prompt is None else self.encode(prompt.prompt, chat)
@@ -229,20 +238,16 @@ class LLM:
         decode = decode.replace(gen_length=len(ids) - start, early_stop=False)  # what is given behind a hole must stay
         return Request((*before, *ids[:start]), policy, decode, tuple(ids[start:]))
 
-    def held_to(self, pattern: str | None, request: Request, prompt: Prompt = "") -> Request:
+    def held_to(self, pattern: str, request: Request, prompt: Prompt = "") -> Request:
         """The request with an answer that must match a regular expression; of a canvas, its whole text must."""
-        if pattern is None:
-            return request
         spec, suppress = self.model.spec, request.decode.suppress
         made = compile_pattern(pattern, self.tokenizer, spec, suppress, holes=bool(request.canvas))
         # What a canvas says before its first hole is part of its text, though it is not written.
         before = request.prompt if isinstance(prompt, Canvas) and prompt.prompt is None else ()
         return replace(request, constraint=made, state=made.after(before))
 
-    def _with_text(self, output: Output, prompt: Prompt, request: Request) -> Output:
-        """The output with its text: the answer, or the whole canvas and what its holes were filled with."""
-        if not isinstance(prompt, Canvas):
-            return replace(output, text=self.text(output.tokens))
+    def _filled(self, output: Output, prompt: Canvas, request: Request) -> Output:
+        """The output with the whole canvas as its text, and what its holes were filled with."""
         spec, ids = self.model.spec, list(() if prompt.prompt is not None else request.prompt)
         holes: list[list[int]] = []
         for place, token in enumerate(output.tokens):

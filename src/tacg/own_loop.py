@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tacg.errors import TacgError
+from tacg.errors import LogitsError, TacgError
 from tacg.gate import GateConfig, GateStep, commit_rule, persistence
-from tacg.scan import Trajectories
+from tacg.scan import Trajectories, lowest
 from tacg.types import BY_ENGINE, Needs, Signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+
+    from tacg.scan import StepScan
 
 SNAPSHOT = Needs("margin", "entropy")
 
@@ -75,7 +77,7 @@ def commit_step(
         scan = state.trajectories.scan(
             logits.flatten(0, 1), wanted | config.needs(), mask, places=places, rows=places, exact=places is not None
         )
-        scan.refuse_unusable()
+        refuse_unusable(scan)
         signals = scan.to_signals(mask, step=count, steps=count + mask.shape[1], eager=everywhere)
         if callable(base_gate):
             base_gate = base_gate(signals)
@@ -117,3 +119,20 @@ def _check_base(base_ready: Tensor, mask: Tensor) -> None:
         raise TacgError(
             f"`base_gate` must give bool {tuple(mask.shape)}, got {base_ready.dtype} {tuple(base_ready.shape)}."
         )
+
+
+def refuse_unusable(scan: StepScan) -> None:
+    """Raise if there are unusable logits, naming row and position: NaN, +inf or nothing but -inf."""
+    unusable = scan.found["confidence"].isnan() & scan.wanted
+    if not bool(unusable.any()):
+        return
+    width = scan.memory.width
+    bad = [(slot // width, slot % width) for slot in scan.slots[unusable].tolist()]
+    value = float(scan.found["peak"][unusable][0])
+    what = "only -inf" if value <= lowest(scan.logits.dtype) else str(value)
+    raise LogitsError(
+        f"Logits of row {bad[0][0]}, position {bad[0][1]} hold {what} ({len(bad)} such position(s) in this step). "
+        "Every masked position needs at least one finite logit and no NaN or +inf: check the model's dtype "
+        "and the suppressed ids.",
+        bad,
+    )

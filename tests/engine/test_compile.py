@@ -30,7 +30,7 @@ def step_of(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> tuple[Boards, Te
     plain = Batch.decide
 
     def decide(batch: Batch, signals: Signals) -> Any:
-        caught.append((batch.boards, batch._answer.clone(), signals, dict(batch.trajectories.state)))
+        caught.append((batch.boards, batch.answer.clone(), signals, dict(batch.trajectories.state)))
         return plain(batch, signals)
 
     monkeypatch.setattr(Batch, "decide", decide)

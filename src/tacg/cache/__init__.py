@@ -92,7 +92,7 @@ def resolve_mode(mode: str, observe: str, spec: ModelSpec, needs: Needs | None =
         raise TacgError(
             f"`cache` must be auto, none, prefix or dual for {spec.name!r}, which sees all blocks; got 'block'."
         )
-    if needs is not None:
+    if needs is not None and (needs.scope != "block" or needs.suffix is not None or "recheck" in needs):
         _check_needs(needs, mode, spec)
     if observe == "sequence" and (mode == "dual" or causal):
         raise TacgError(

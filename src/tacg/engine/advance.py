@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from tacg.engine.commits import resolve_commits
+from tacg.engine.pruning import before_gap
+from tacg.engine.report import Report
 from tacg.types import Reason
 
 if TYPE_CHECKING:
@@ -94,29 +96,9 @@ def in_view(boards: Boards, needs: Needs, *, whole: bool, cut: bool = False) -> 
     eligible = masked & here
     if whole or needs.scope == "answer":
         # A block that is over is settled: nothing there is looked at again, so that nothing there can be revised.
-        masked = masked if needs.suffix is None else masked & _before_gap(boards, needs.suffix)
+        masked = masked if needs.suffix is None else masked & before_gap(boards, needs.suffix)
         return (masked | (boards.holes & here) if needs.committed else masked), eligible
     return (boards.holes & here if needs.committed else eligible), eligible
-
-
-def _before_gap(boards: Boards, suffix: int) -> Tensor:
-    """bool [S, L]: open blocks, what is before them, and `suffix` positions behind them."""
-    place = torch.arange(boards.grid.shape[1], device=boards.grid.device)
-    until = (boards.block + boards.open)[:, None]
-    edge = ((boards.grid < until) & (place < boards.length[:, None])).sum(dim=1, keepdim=True)
-    return place < edge + suffix
-
-
-class Report(NamedTuple):
-    """All that the host reads of a step, in one tensor.
-
-    packed  int64 [S, 3 L + N]: reasons, tokens and confidences (the bits of a float32), then N scalars per row,
-            and, of rows with constraints, L more floats: the probability that was cut away
-    names   of the scalars: first_mask and first_eos (L: none), block, step, open, stay, branches
-    """
-
-    packed: Tensor
-    names: tuple[str, ...]
 
 
 def advance(
@@ -134,44 +116,48 @@ def advance(
     """
     reason, token = (resolve_commits(signals, decision), signals.token) if writes is None else writes
     written = reason > 0
+    masked = boards.masked & ~written
     if decision.remask is not None:
         remask = reason == int(Reason.REMASK)
-        token = torch.where(remask, mask_id, token)
-        masked = boards.masked & ~written | remask
-    else:
-        masked = boards.masked & ~written
+        token, masked = torch.where(remask, mask_id, token), masked | remask
     answer = torch.where(written, token, answer)
     if before is not None:
         token, reason = torch.where(before > 0, answer, token), torch.maximum(before, reason)
 
-    place, end = ruler[:-1], ruler[-1]
     first_mask, block = first_unfinished(boards, masked, ruler)
-    told = {"first_mask": first_mask, "block": block}
+    told = {"first_mask": first_mask}
     if eos is not None:
         ends = (answer[:, :, None] == eos).any(dim=2) & boards.holes
-        told["first_eos"] = torch.where(ends, place, end).amin(dim=1)
+        told["first_eos"] = torch.where(ends, ruler[:-1], ruler[-1]).amin(dim=1)
     if decision.stay is not None:  # heeded in a full block while something changes and steps are left
-        full = (block != boards.block) | (first_mask == end)
+        full = (block != boards.block) | (first_mask == ruler[-1])
         staying = decision.stay & full & written.any(dim=1) & (boards.step + 1 < signals.steps)
-        block = torch.where(staying, boards.block, block)
-        told |= {"block": block, "stay": staying.long()}
-    step = told["step"] = (boards.step + 1) * (block == boards.block)
-    opened = boards.open
+        block, told["stay"] = torch.where(staying, boards.block, block), staying.long()
+    step = (boards.step + 1) * (block == boards.block)
+    told |= {"block": block, "step": step}
+    after = boards._replace(masked=masked, block=block, step=step)
+    if decision.open is not None or decision.branches is not None or decision.reach is not None:
+        after = _beyond_the_block(boards, after, signals, decision, told)
+    kept = signals.observed if needs.committed else signals.observed & masked
+    return after, answer, kept, Report.of(reason, token, signals.confidence, told, cut)
+
+
+def _beyond_the_block(
+    boards: Boards, after: Boards, signals: Signals, decision: Decision, told: dict[str, Tensor]
+) -> Boards:
+    """What a policy says of the next forward: blocks that open early, branches, positions that are left out."""
     if decision.open is not None:  # blocks that are done by now no longer count
-        opened = told["open"] = (decision.open - (block - boards.block)).clamp(min=1)
+        told["open"] = (decision.open - (after.block - boards.block)).clamp(min=1)
+        after = after._replace(open=told["open"])
     if decision.branches is not None:
         told["branches"] = decision.branches.count
-    reach = boards.reach
     if decision.reach is not None:
-        useful = (first_mask < decision.reach) & (block == boards.block) & (step + 1 < signals.steps)
-        reach = told["reach"] = torch.where(useful, torch.minimum(decision.reach, boards.length), boards.length)
-
-    kept = signals.observed if needs.committed else signals.observed & masked
-    sure = signals.confidence.float().view(torch.int32).long()
-    more = [] if cut is None else [cut.float().view(torch.int32).long()]
-    packed = torch.cat([reason, token, sure, *(each[:, None] for each in told.values()), *more], dim=1)
-    boards = boards._replace(masked=masked, block=block, step=step, open=opened, reach=reach)
-    return boards, answer, kept, Report(packed, tuple(told))
+        useful = (
+            (told["first_mask"] < decision.reach) & (after.block == boards.block) & (after.step + 1 < signals.steps)
+        )
+        told["reach"] = torch.where(useful, torch.minimum(decision.reach, boards.length), boards.length)
+        after = after._replace(reach=told["reach"])
+    return after
 
 
 def first_unfinished(boards: Boards, masked: Tensor, ruler: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,34 +11,32 @@ the positions that count are computed, on a device all positions of the window.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from tacg.cache import Store, resolve_mode
-from tacg.engine.advance import Boards, Report, advance, in_view
-from tacg.engine.attention import attention_board, attention_map
-from tacg.engine.branches import branch_signals, candidates, grown, take_branch
+from tacg.engine.advance import Boards, advance, in_view
 from tacg.engine.constrained import Constrained
-from tacg.engine.draws import NOISE, PROPOSAL, SAMPLES, sample, uniform
+from tacg.engine.further import Attended, Verified, add_active, add_draws, drawn_proposals
 from tacg.engine.plan import Plan, extent, span_key
-from tacg.engine.verify import verify
 from tacg.errors import TacgError
-from tacg.models.base import Spans
 from tacg.policies.state import resized, restart, stack
-from tacg.scan import Hidden, Trajectories, lowest, probability
-from tacg.types import REASONS, Commit, Reason
+from tacg.scan import Hidden, Trajectories, lowest
+from tacg.types import BY_ENGINE, REASONS, Commit, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
     from torch import Tensor
 
+    from tacg.engine.further import Further
+    from tacg.engine.report import HostReport, Report
     from tacg.engine.request import Request
     from tacg.engine.row import Row
-    from tacg.models.base import AttentionMap, Denoiser, ModelSpec, Span
+    from tacg.models.base import Denoiser, ModelSpec, Span
     from tacg.scan import StepScan
-    from tacg.types import Branches, Decision, Mix, Output, Signals
+    from tacg.types import Decision, Output, Signals
 
 
 class StepView(NamedTuple):
@@ -89,29 +87,39 @@ class Batch:
         self.whole = self.decode.observe == "sequence" or self.needs.scope != "block"
         self.compact = device.type == "cpu" and not self.needs.branches
         self.rows: list[Row | None] = []
-        self.store, self.drafts = Store(), Store()  # keys and values: the model's and the verifier's
-        self.verifier = verifier
+        self.store = Store()
         suppressed = sorted({*spec.unwritable, *self.decode.suppress})
         self.suppressed = self._upload(suppressed)
-        if verifier is not None:  # its vocabulary may be smaller
-            self.never_verified = self._upload([each for each in suppressed if each < verifier.spec.vocab_size])
         self.eos = self._upload(spec.eos_ids) if self.decode.early_stop and spec.eos_ids else None
-        self.constrained: Constrained | None = None
-        if request.constraint is not None:
-            self.constrained = Constrained(device, compact=self.compact, revises=self.policy.revises)
         self.prompt = self.length = self.width = self.most = 0
         self.canvas = torch.full((0, 1), spec.mask_id, device=device)
         self.boards = Boards.blank(0, 0, 0, device)
         self.trajectories = Trajectories(0, 0, device, self.decode.memory)
         self.trajectories.state = self.policy.start(0, 0, device)
-        self.branches: Branches | None = None  # proposed in the last step, to be forwarded in this one
-        self.cut = False  # whether the policy has ever cut a forward short
         self.plan: Plan | None = None
-        self.maps: list[AttentionMap] = []  # of the live rows, by slot, if the policy looks at attention
         self.view: StepView | None = None
+        self.cut = False  # whether the policy has ever cut a forward short
+
+        # What few requests ask for.
+        self.constrained: Constrained | None = None
+        if request.constraint is not None:
+            self.constrained = Constrained(device, compact=self.compact, revises=self.policy.revises)
+        self.attended = Attended(self.needs.attention) if self.needs.attention else None
+        self.further: list[Further] = [] if self.attended is None else [self.attended]
+        if self.needs.samples or self.needs.names & {*BY_ENGINE}:
+            self.further.append(add_draws)
+        if self.needs.scope != "block":
+            self.further.append(add_active)
+        if self.needs.verifier is not None and verifier is not None:
+            self.further.append(Verified(verifier, self.needs.verifier, suppressed, device))
 
     def _upload(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor(ids, dtype=torch.int64, device=self.device)
+
+    @property
+    def answer(self) -> Tensor:
+        """The answers on the canvas, int64 [S, L]: a view."""
+        return self.canvas[:, self.prompt : self.prompt + self.length]
 
     # -- rows come and go ------------------------------------------------------------------------------------------
 
@@ -129,8 +137,6 @@ class Batch:
         holes, masked = row.request.holes(self.spec.mask_id), [each == self.spec.mask_id for each in row.answer]
         fresh = Boards.of(holes, masked, row.blocks, decode.seed, decode.temperature, self.length, self.most)
         restart(self.boards._asdict(), slot, {name: value.to(self.device) for name, value in fresh._asdict().items()})
-        if self.branches is not None:
-            self.branches.count[slot] = 0
         row.block, row.settled = int(fresh.block), masked.index(True)
         self._regroup()
 
@@ -169,8 +175,6 @@ class Batch:
         canvas[: len(have), prompt - self.prompt : prompt - self.prompt + have.shape[1]] = have
         self.canvas = canvas
         self.boards = Boards(**resized(self.boards._asdict(), Boards.blank(rows, length, most, self.device)._asdict()))
-        if self.branches is not None:
-            self.branches = grown(self.branches, rows, length)
         self.trajectories = Trajectories(rows, length, self.device, self.decode.memory, width)
         self.trajectories.state = resized(before.state, self.policy.start(rows, length, self.device))
         self.trajectories.seen = resized({"seen": before.seen}, {"seen": self.trajectories.seen})["seen"]
@@ -185,29 +189,32 @@ class Batch:
 
     def forward_input(self) -> tuple[Tensor, list[Span], Tensor]:
         """Tokens int64 [N], their spans, and at which of them logits are asked for, int64 [P]."""
-        copies = 1 if self.branches is None else self.needs.branches
+        canvas, copies = self._canvases()
         plan = self.plan = self.plan or Plan.of(
             self.rows, self.spec, self.mode, self.needs, self.prompt, self.length, copies, self.device
         )
         self.view = self._look()
-        canvas = self.canvas
-        if self.branches is not None:
-            canvas = candidates(canvas, self.branches, self.boards.masked, self.prompt)
-        tokens, spans = canvas.view(-1)[plan.pack], plan.spans
-        if self.needs.attention:
-            self.maps = [attention_map(row, self.needs.attention) for row in self.live()]
-            spans = Spans(replace(span, attention=each) for span, each in zip(spans, self.maps, strict=True))
-        return tokens, spans, self._select(plan, self.view)
+        spans = plan.spans if self.attended is None else self.attended.asked_of(self.live(), plan.spans)
+        return canvas.view(-1)[plan.pack], spans, self._select(plan, self.view)
+
+    def _canvases(self) -> tuple[Tensor, int]:
+        """What is forwarded, and how many canvases of each row: one, unless the policy has proposed branches."""
+        return self.canvas, 1
 
     def _select(self, plan: Plan, view: StepView) -> Tensor:
         """int64 [P]: where the logits are read. Committed positions are read at their shadows, if they have any."""
-        masked = self.boards.masked
-        if self.compact:
-            assert view.places is not None
-            slot = view.places // self.length
-            select = view.places - slot * self.length + plan.offset[slot, 0, 0]
-            return select if plan.shadow is None else select + plan.shadow[slot] * ~masked.view(-1)[view.places]
-        columns = self.ruler[:-1] if view.columns is None else view.columns[:, None]
+        if not self.compact:
+            return self._select_windows(plan, view)
+        assert view.places is not None
+        slot = view.places // self.length
+        select = view.places - slot * self.length + plan.offset[slot, 0, 0]
+        if plan.shadow is not None:
+            select = select + plan.shadow[slot] * ~self.boards.masked.view(-1)[view.places]
+        return select
+
+    def _select_windows(self, plan: Plan, view: StepView) -> Tensor:
+        """As `_select`, of whole windows."""
+        masked, columns = self.boards.masked, self.ruler[:-1] if view.columns is None else view.columns[:, None]
         select = plan.offset + columns
         if plan.shadow is not None:
             masked = masked if view.columns is None else masked.gather(1, view.columns)
@@ -250,174 +257,87 @@ class Batch:
         logits.index_fill_(1, self.suppressed, lowest(logits.dtype))
         if self.constrained is not None:
             assert self.view is not None
-            self.constrained.apply(logits, self.boards, self._answer, self.view.places)
-        before = None
-        if self.branches is not None:
-            logits, before = self._choose(logits)
-            self.view = self._look()
+            self.constrained.apply(logits, self.boards, self.answer, self.view.places)
         scan, signals = self.scan(logits, hidden, eager=eager)
         decision = self.decide(signals)
-        return self.read(self.commit(scan, signals, decision, before), signals, decision)
+        return self.read(self.commit(scan, signals, decision), signals, decision)
 
     def scan(self, logits: Tensor, hidden: Hidden | None, *, eager: bool) -> tuple[StepScan, Signals]:
         """Logits -> signals."""
         assert self.view is not None
         view, boards = self.view, self.boards
-        scan, drawn = self._scan(logits, hidden, view)
+        scan = self.trajectories.scan(
+            logits, self.needs, view.observed, places=view.places, slots=view.slots, exact=self.compact,
+            proposal=drawn_proposals(self, logits) if self.decode.temperature > 0 else None,
+            hidden=hidden, backend=self.decode.scan,
+        )  # fmt: skip
         steps = boards.budgets.gather(1, boards.block[:, None]).squeeze(1)
         step = boards.step
         if self.constrained is not None:  # what contradicted something waits: then the last step is taken again
             step = torch.minimum(step, steps - 1)
         signals = scan.to_signals(
-            view.eligible, eager=eager, step=step, steps=steps, masked=boards.masked, written=self._answer,
-            grid=boards.grid, current=boards.block, active=self._active(view), opened=boards.open, length=boards.length,
-            attention=attention_board(self.live(), self.maps, len(self.rows), self.length), **drawn,
+            view.eligible, eager=eager, step=step, steps=steps, masked=boards.masked, written=self.answer,
+            grid=boards.grid, current=boards.block, opened=boards.open, length=boards.length,
         )  # fmt: skip
-        if self.needs.verifier is not None:
-            signals = replace(signals, verified=self._verified(scan, signals, self.needs.verifier))
+        for add in self.further:
+            signals = add(self, logits, scan, signals)
         return scan, replace(signals, due=signals.quota())
-
-    def _active(self, view: StepView) -> Tensor | None:
-        """Masks of the active block, if more than these are eligible."""
-        if self.needs.scope == "block":
-            return None
-        return view.eligible & (self.boards.grid == self.boards.block[:, None])
-
-    def _verified(self, scan: StepScan, signals: Signals, mix: Mix) -> Tensor:
-        """int64 [S, L]: what the mixture with the verifier would write."""
-        assert self.verifier is not None
-        drafts = self.canvas.clone()
-        answers = drafts[:, self.prompt : self.prompt + self.length]
-        answers.copy_(torch.where(signals.eligible, signals.token, answers))
-        places = self._every_place() if scan.places is None else scan.places
-        target = verify(
-            self.verifier, mix, self.rows, drafts, self.prompt, self.length, places, scan.logits, self.never_verified,
-            None if self.policy.revises else self.drafts,
-        )  # fmt: skip
-        return torch.where(signals.eligible, scan.spread(target, -1), -1)
-
-    def _every_place(self) -> Tensor:
-        return (self.origins + self.ruler[:-1]).view(-1)
 
     def decide(self, signals: Signals) -> Decision:
         """Signals -> decision."""
         return self.trajectories.decide(self.policy, signals)
 
-    def commit(self, scan: StepScan, signals: Signals, decision: Decision, before: Tensor | None) -> Report:
-        """Write the canvas, move boards and trajectories on; the report for `read`."""
+    def commit(self, scan: StepScan, signals: Signals, decision: Decision, before: Tensor | None = None) -> Report:
+        """Write the canvas, move boards and trajectories on; the report for `read`.
+
+        before  int64 [S, L], reasons of what was written before the scan (a branch that goes on)
+        """
         if not self.policy.revises and (decision.remask is not None or decision.edit is not None):
             raise TacgError(f"`{self.policy.name}` re-masks or edits what is committed, so its `revises` must be true.")
-        if self.needs.branches and decision.reach is not None:
-            raise TacgError(f"`{self.policy.name}` looks ahead, so its forwards must not end early: leave out `reach`.")
         writes, cut = None, None
         if self.constrained is not None:
-            writes = self.constrained.settle(self.boards, self._answer, signals, decision, self.spec.mask_id)
+            writes = self.constrained.settle(self.boards, self.answer, signals, decision, self.spec.mask_id)
             cut = self.constrained.cut
         self.boards, after, kept, report = advance(
-            self.boards, self._answer, signals, decision, self.needs, self.spec.mask_id, self.eos, self.ruler, before,
+            self.boards, self.answer, signals, decision, self.needs, self.spec.mask_id, self.eos, self.ruler, before,
             writes, cut,
         )  # fmt: skip
-        self._answer.copy_(after)
+        self.answer.copy_(after)
         self.trajectories.follow(scan, kept)
-        if (self.branches is None) != (decision.branches is None):
-            self.plan = None
-        self.branches, self.cut = decision.branches, decision.reach is not None
+        self.cut = decision.reach is not None
         return report
-
-    @property
-    def _answer(self) -> Tensor:
-        """The answers on the canvas, int64 [S, L]: a view."""
-        return self.canvas[:, self.prompt : self.prompt + self.length]
-
-    def _scan(self, logits: Tensor, hidden: Hidden | None, view: StepView) -> tuple[StepScan, dict[str, Any]]:
-        """Read the logits; with what is random in this step, as far as anybody needs it."""
-        boards, more = self.boards, dict[str, Any]()
-
-        def at_places(board: Tensor) -> Tensor:
-            flat = board.flatten(0, 1)
-            return flat if view.places is None else flat[view.places]
-
-        def drawn(first: int, draws: int) -> Tensor:
-            count = boards.block * (1 << 32) + boards.step  # no row sees a count twice
-            return uniform(boards.seed, count, self.length, first, draws)
-
-        proposal = None
-        if self.decode.temperature > 0:
-            heat = at_places(boards.temperature[:, None].expand(-1, self.length))
-            proposal = sample(logits, heat, at_places(drawn(PROPOSAL, 1))).squeeze(1)
-        scan = self.trajectories.scan(
-            logits, self.needs, view.observed, places=view.places, slots=view.slots, exact=self.compact,
-            proposal=proposal, hidden=hidden, backend=self.decode.scan,
-        )  # fmt: skip
-        measured: dict[str, Tensor] = more.setdefault("measured", {})
-        if "noise" in self.needs:
-            measured["noise"] = drawn(NOISE, 1).squeeze(2)
-        if "recheck" in self.needs:
-            share = scan.spread(probability(logits, at_places(self._answer)), 1)
-            measured["recheck"] = torch.where(boards.masked, 1.0, share)
-        if self.needs.samples:
-            more["draws"] = drawn(SAMPLES, 2 * self.needs.samples)
-            picks = at_places(more["draws"])[:, self.needs.samples :]
-            heat = at_places(boards.temperature[:, None].expand(-1, self.length))
-            tokens = sample(logits, torch.where(heat > 0, heat, 1.0), picks)
-            more["samples"] = scan.spread(tokens.T, -1).permute(1, 2, 0)
-        return scan, more
-
-    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Let the policy pick a branch of each row, and write it: its logits [S * L, V], and what was written."""
-        branches = self.branches
-        assert branches is not None
-        signals = branch_signals(logits, branches, self.boards.masked, self.needs, self.decode.scan)
-        chosen = self.policy.choose(signals, self.trajectories.state)
-        chosen = torch.minimum(chosen, (branches.count - 1).clamp(min=0))
-        self.boards, after, written = take_branch(self.boards, self._answer, branches, chosen, self.ruler)
-        self._answer.copy_(after)
-        every = logits.view(*branches.commit.shape, -1)
-        return every[torch.arange(len(every), device=self.device), chosen].flatten(0, 1), written
 
     # -- what the host learns --------------------------------------------------------------------------------------
 
-    def read(self, told: Report, signals: Signals, decision: Decision) -> StepResult:
+    def read(self, report: Report, signals: Signals, decision: Decision) -> StepResult:
         """Read the report, the only question that a step asks the device, and bring the rows up to date with it."""
-        report, size = told.packed.cpu().numpy(), self.length
-        reason, token, sure = report[:, :size], report[:, size : 2 * size], report[:, 2 * size : 3 * size]
-        sure = sure.astype("int32").view("float32")
-        broken = (sure != sure).nonzero()
-        failed = dict(zip(broken[0][::-1].tolist(), broken[1][::-1].tolist(), strict=True))
-        live, scalars = self.live(), report[:, 3 * size : 3 * size + len(told.names)].tolist()
-        cut = report[:, 3 * size + len(told.names) :].astype("int32").view("float32")
+        told, live = report.read(self.length), self.live()
         blocks = {row.slot: row.block for row in live}
         for row in live:
-            if row.slot not in failed:
-                self._move(row, dict(zip(told.names, scalars[row.slot], strict=True)))
+            if row.slot not in told.failed:
+                before = span_key(row, self.spec, self.mode, self.needs)
+                row.move(told.scalars(row.slot), self.length, revises=self.policy.revises)
+                if span_key(row, self.spec, self.mode, self.needs) != before:
+                    self.plan = None
         written: dict[int, list[Commit]] = {}
-        at = reason.nonzero()
-        facts = (*at, token[at], reason[at], sure[at])
-        for slot, position, word, why, share in zip(*(each.tolist() for each in facts), strict=True):
+        for slot, position, token, why, share in told.written():
             row_ = self.rows[slot]
             assert row_ is not None
-            commit = Commit(position, word, row_.steps, REASONS[why], share)
-            row_.answer[position] = word
+            commit = Commit(position, token, row_.steps, REASONS[why], share)
+            row_.answer[position] = token
             row_.commits.append(commit)
-            if cut.size:
-                row_.cut[position] = float(cut[slot, position])
-                (row_.forced.add if why == Reason.FORCED else row_.forced.discard)(position)
             written.setdefault(slot, []).append(commit)
-        return StepResult(signals, decision, blocks, written, failed)
+        if told.cut.size:
+            self._note_constraints(told)
+        return StepResult(signals, decision, blocks, written, told.failed)
 
-    def _move(self, row: Row, told: dict[str, int]) -> None:
-        """Where a row stands after the step. If its next forward differs, that is planned anew."""
-        before = span_key(row, self.spec, self.mode, self.needs)
-        first_mask, block = told["first_mask"], told["block"]
-        over = first_mask == self.length or told.get("first_eos", self.length) < first_mask
-        row.steps += 1
-        row.done = over and not told.get("stay")
-        row.block, row.block_step, row.open = block, told["step"], told.get("open", 1)
-        row.branches = max(1, told.get("branches", 0))
-        row.reach = told["reach"] if told.get("reach", len(row.answer)) < len(row.answer) else None
-        row.settled = min(first_mask, row.blocks[block][0]) if self.policy.revises and not row.done else first_mask
-        if span_key(row, self.spec, self.mode, self.needs) != before:
-            self.plan = None
+    def _note_constraints(self, told: HostReport) -> None:
+        """What the rows' constraints have taken away, and which tokens they left no choice about."""
+        for slot, position, _, why, _ in told.written():
+            row = self.rows[slot]
+            assert row is not None
+            row.cut[position] = float(told.cut[slot, position])
+            (row.forced.add if why == Reason.FORCED else row.forced.discard)(position)
 
 
 def batch_key(request: Request) -> Hashable:

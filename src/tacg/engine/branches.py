@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tacg.engine.advance import first_unfinished
+from tacg.engine.batch import Batch
+from tacg.errors import TacgError
 from tacg.policies.state import resized
 from tacg.scan import Memory, StepScan
 from tacg.types import Branches, Needs, Reason
@@ -16,7 +18,63 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tacg.engine.advance import Boards
-    from tacg.types import Signals
+    from tacg.engine.report import Report
+    from tacg.engine.row import Row
+    from tacg.scan import Hidden
+    from tacg.types import Decision, Signals
+
+
+class BranchingBatch(Batch):
+    """A batch whose policy may propose several next canvases of a row: all are forwarded, one goes on.
+
+    branches  proposed in the last step, to be forwarded in this one
+    """
+
+    branches: Branches | None = None
+
+    def join(self, row: Row) -> None:
+        """Give the row a slot, in which nothing is proposed yet."""
+        super().join(row)
+        if self.branches is not None:
+            self.branches.count[row.slot] = 0
+
+    def _make_room(self, row: Row) -> None:
+        super()._make_room(row)
+        if self.branches is not None and self.branches.commit.shape[::2] != (len(self.rows), self.length):
+            self.branches = grown(self.branches, len(self.rows), self.length)
+
+    def _canvases(self) -> tuple[Tensor, int]:
+        if self.branches is None:
+            return super()._canvases()
+        return candidates(self.canvas, self.branches, self.boards.masked, self.prompt), self.needs.branches
+
+    def scan(self, logits: Tensor, hidden: Hidden | None, *, eager: bool) -> tuple[StepScan, Signals]:
+        """Choose among the branches, if there are any, then go on with the logits of those that were chosen."""
+        self.taken: Tensor | None = None
+        if self.branches is not None:
+            logits, self.taken = self._choose(logits, self.branches)
+            self.view = self._look()
+        return super().scan(logits, hidden, eager=eager)
+
+    def _choose(self, logits: Tensor, branches: Branches) -> tuple[Tensor, Tensor]:
+        """Let the policy pick a branch of each row, and write it: its logits [S * L, V], and what was written."""
+        signals = branch_signals(logits, branches, self.boards.masked, self.needs, self.decode.scan)
+        chosen = self.policy.choose(signals, self.trajectories.state)
+        chosen = torch.minimum(chosen, (branches.count - 1).clamp(min=0))
+        self.boards, after, written = take_branch(self.boards, self.answer, branches, chosen, self.ruler)
+        self.answer.copy_(after)
+        every = logits.view(*branches.commit.shape, -1)
+        return every[torch.arange(len(every), device=self.device), chosen].flatten(0, 1), written
+
+    def commit(self, scan: StepScan, signals: Signals, decision: Decision, before: Tensor | None = None) -> Report:
+        """As any batch, behind what the chosen branches have written; keeps what is proposed for the next step."""
+        if decision.reach is not None:
+            raise TacgError(f"`{self.policy.name}` looks ahead, so its forwards must not end early: leave out `reach`.")
+        report = super().commit(scan, signals, decision, self.taken)
+        if (self.branches is None) != (decision.branches is None):
+            self.plan = None
+        self.branches = decision.branches
+        return report
 
 
 def candidates(canvas: Tensor, branches: Branches, masked: Tensor, prompt: int) -> Tensor:

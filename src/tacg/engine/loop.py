@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from tacg.engine.batch import Batch, batch_key
+from tacg.engine.branches import BranchingBatch
+from tacg.engine.checks import check_shown, check_verifier
 from tacg.engine.constrained import begin
 from tacg.engine.events import Event, Finished, Started, step_events
 from tacg.engine.row import Row
@@ -21,8 +23,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tacg.engine.request import Request
-    from tacg.models.base import Denoiser
+    from tacg.models.base import Denoiser, Span
     from tacg.types import Output
+
+    ForwardInput = tuple[Tensor, list[Span], Tensor]
 
 
 class Engine:
@@ -50,7 +54,9 @@ class Engine:
         self.check(request)
         spec = self.model.spec
         answer = list(request.canvas) or [spec.mask_id] * request.decode.gen_length
-        answer, forced = begin(request, answer, spec.mask_id)
+        forced: set[int] = set()
+        if request.constraint is not None:
+            answer, forced = begin(request, answer, spec.mask_id)
         row = Row(next(self._numbers), request, answer, request.blocks(spec), forced=forced)
         self._waiting.append(row)
         return row.number
@@ -90,7 +96,8 @@ class Engine:
         return events
 
     def _step(self, events: list[Event], detail: bool | Mapping[int, bool]) -> None:
-        events += self._drop_cancelled()
+        if self._cancelled:
+            events += self._drop_cancelled()
         self._admit(events)
         batches = list(self._batches.values())
         for batch, (logits, hidden) in zip(batches, self._forward(batches), strict=True):
@@ -98,7 +105,7 @@ class Engine:
             self._at_work = batch, {row.number for row in rows}
             told = _told(rows, detail)
             result = batch.step(logits, hidden, eager=True in told.values())
-            events += step_events(rows, result, told)
+            events += step_events(rows, result, told) if told else []
             for row in rows:
                 if row.slot in result.failed:
                     place = result.failed[row.slot]
@@ -129,7 +136,8 @@ class Engine:
                     yield event
         finally:
             self._cancelled |= mine
-            self._drop_cancelled()
+            if self._cancelled:
+                self._drop_cancelled()
             self._untold, self.lost = [], set()
 
     def generate(self, requests: Iterable[Request]) -> list[Output]:
@@ -143,61 +151,35 @@ class Engine:
     def check(self, request: Request) -> None:
         """Raise if this model cannot decode the request."""
         request.check(self.model.spec)
-        if request.decode.memory == "hidden" and not hasattr(self.model, "hidden"):
-            name = self.model.spec.name
-            raise TacgError(
-                f'`memory` "hidden" needs a model that shows its hidden states, {name!r} does not: use fp32.'
-            )
-
-        if request.policy.needs.attention and not getattr(self.model, "shows_attention", False):
-            raise TacgError(
-                f"`{request.policy.name}` looks at attention, which {self.model.spec.name!r} does not show: "
-                "take another policy, or a model that `tacg.load` gives."
-            )
-
+        if request.decode.memory == "hidden" or request.policy.needs.attention:
+            check_shown(request, self.model)
         if request.policy.needs.verifier is not None:
-            self._check_verifier(request)
-
-    def _check_verifier(self, request: Request) -> None:
-        if self.verifier is None:
-            raise TacgError(
-                f"`{request.policy.name}` needs a verifier, an autoregressive model with the same tokenizer: "
-                "tacg.load(model, verifier=DIRECTORY), or --verifier DIRECTORY."
-            )
-        length, spec = len(request.prompt) + request.decode.gen_length, self.verifier.spec
-        if length > spec.max_length:
-            raise TacgError(
-                f"Prompt and answer must fit {spec.max_length} positions of the verifier {spec.name!r}, got {length}; "
-                "shorten the prompt or `gen_length`."
-            )
+            check_verifier(request, self.verifier)
 
     def _admit(self, events: list[Event]) -> None:
         """Let waiting rows in as long as there is room."""
         room = self.max_rows - sum(len(batch.live()) for batch in self._batches.values())
         while self._waiting and room > 0:
             row, spec = self._waiting[0], self.model.spec
+            started = Started(row.number, row.request.prompt, len(row.answer), tuple(row.answer))
             if spec.mask_id not in row.answer:  # its constraint leaves no choice at all
                 self._waiting.popleft()
-                events.append(Started(row.number, row.request.prompt, len(row.answer), tuple(row.answer)))
-                events.append(Finished(row.number, row.output(spec.mask_id, spec.eos_ids)))
+                events += [started, Finished(row.number, row.output(spec.mask_id, spec.eos_ids))]
                 continue
             key = batch_key(row.request)
             if key not in self._batches:
-                self._batches[key] = Batch(
-                    row.request, self.model.spec, self.model.device, self.max_rows, self.verifier
-                )
+                kind = BranchingBatch if row.request.policy.needs.branches else Batch
+                self._batches[key] = kind(row.request, spec, self.model.device, self.max_rows, self.verifier)
             batch = self._batches[key]
             self._at_work = batch, {row.number, *(each.number for each in batch.live())}
             self._waiting.popleft()
             batch.join(row)
             self._at_work = None
-            events.append(Started(row.number, row.request.prompt, len(row.answer), tuple(row.answer)))
+            events.append(started)
             room -= 1
 
     def _drop_cancelled(self) -> list[Event]:
         events: list[Event] = []
-        if not self._cancelled:
-            return events
         spec = self.model.spec
         for row in [row for row in self._waiting if row.number in self._cancelled]:
             self._waiting.remove(row)
@@ -219,13 +201,7 @@ class Engine:
         if not batches:
             return []
         inputs = [batch.forward_input() for batch in batches]
-        if len(inputs) == 1:
-            tokens, spans, select = inputs[0]
-        else:
-            spans = [span for _, part, _ in inputs for span in part]
-            starts = itertools.accumulate((len(part) for part, _, _ in inputs), initial=0)
-            tokens = torch.cat([part for part, _, _ in inputs])
-            select = torch.cat([where + start for start, (_, _, where) in zip(starts, inputs, strict=False)])
+        tokens, spans, select = inputs[0] if len(inputs) == 1 else _end_to_end(inputs)
         sizes, model = [len(where) for _, _, where in inputs], cast("Any", self.model)
         hidden: list[Hidden | None] = [None] * len(batches)
         if any(batch.decode.memory == "hidden" for batch in batches):
@@ -238,6 +214,13 @@ class Engine:
         for batch in batches:
             batch.computed()
         return list(zip(torch.split(logits, sizes), hidden, strict=True))
+
+
+def _end_to_end(inputs: list[ForwardInput]) -> ForwardInput:
+    """What several batches ask of the model, as one."""
+    starts = itertools.accumulate((len(tokens) for tokens, _, _ in inputs), initial=0)
+    select = torch.cat([where + start for start, (_, _, where) in zip(starts, inputs, strict=False)])
+    return torch.cat([tokens for tokens, _, _ in inputs]), [span for _, spans, _ in inputs for span in spans], select
 
 
 def _told(rows: list[Row], detail: bool | Mapping[int, bool]) -> dict[int, bool]:

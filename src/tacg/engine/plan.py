@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from tacg.cache import block_edge, window
+from tacg.engine.pruning import pruned
 from tacg.models.base import Span, Spans
 
 if TYPE_CHECKING:
@@ -87,24 +88,9 @@ def span_of(row: Row, spec: ModelSpec, mode: str, needs: Needs) -> Span:
     start, stop = open_blocks(row)
     first, length = row.block_step == 0, extent(row, spec)
     left, right, reach = window(mode, spec, start, stop, length, first=first, settled=row.cached)
-    gap = (0, 0)
-    if row.reach is not None and spec.causal_block is None:  # a block-causal model knows only whole blocks
-        right, reach = (min(edge, len(row.request.prompt) + row.reach) for edge in (right, reach))
-    elif needs.suffix is not None and spec.causal_block is None:
-        gap = _suffix_gap(row, spec, stop + needs.suffix, length - 1)
-        reach -= gap[1] - gap[0]
-    return Span(
-        left, right, reach, row.cache, gap if gap[0] < right else (0, 0),
-        (start, stop) if "recheck" in needs else (0, 0),
-    )  # fmt: skip
-
-
-def _suffix_gap(row: Row, spec: ModelSpec, start: int, stop: int) -> tuple[int, int]:
-    """The masks from `start` to before `stop`, or to what is given there, as positions of the canvas."""
-    prompt = len(row.request.prompt)
-    given = (at for at in range(start, stop) if row.answer[at - prompt] != spec.mask_id)
-    stop = next(given, stop)
-    return (start, stop) if start < stop else (0, 0)
+    span = Span(left, right, reach, row.cache)
+    plain = row.reach is None and needs.suffix is None and "recheck" not in needs
+    return span if plain else pruned(span, (start, stop), row, spec, needs, length)
 
 
 def span_key(row: Row, spec: ModelSpec, mode: str, needs: Needs) -> Hashable:

@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from tacg.cache import MODES, resolve_mode
+from tacg.engine.checks import check_branches, check_canvas, check_constraint, check_steps
 from tacg.errors import TacgError, unknown
 from tacg.knobs import Knobs, knob
 from tacg.models.base import NO_MASK
@@ -121,10 +122,10 @@ class Request:
                 f"`block_length` must be {spec.causal_block}, as {spec.name!r} sees by blocks of that; "
                 f"got {self.decode.block_length}."
             )
-        if self.policy.needs.branches and self.decode.memory == "hidden":
-            raise TacgError('`memory` must be fp32 or bf16 for a policy that looks ahead, got "hidden".')
+        if self.policy.needs.branches:
+            check_branches(self)
         if self.constraint is not None:
-            self._check_constraint()
+            check_constraint(self)
         if not self.prompt and not self.canvas:
             raise TacgError("The prompt is empty; give at least one token.")
         if length > spec.max_length:
@@ -132,28 +133,14 @@ class Request:
                 f"Prompt and answer must fit {spec.max_length} positions of {spec.name!r}, got {len(self.prompt)} + "
                 f"{self.decode.gen_length} = {length}; shorten the prompt or `gen_length`."
             )
-        if self.canvas and (len(self.canvas) != self.decode.gen_length or spec.mask_id not in self.canvas):
-            raise TacgError(
-                f"A canvas must have `gen_length` positions, {self.decode.gen_length}, and a mask among them; got "
-                f"{len(self.canvas)} positions, {self.canvas.count(spec.mask_id)} of them masks."
-            )
-        holes = self.holes(spec.mask_id)
-        blocks = sum(any(holes[start:stop]) for start, stop, _ in self.blocks(spec))
-        if self.decode.steps is not None and blocks > self.decode.steps:
-            raise TacgError(f"`steps` must be at least the number of blocks, {blocks}, got {self.decode.steps}.")
+        if self.canvas:
+            check_canvas(self, spec)
+        if self.decode.steps is not None:
+            check_steps(self, spec, self.decode.steps)
         for what, ids in (("prompt", self.prompt), ("canvas", self.canvas), ("suppress", self.decode.suppress)):
             wrong = [each for each in ids if not 0 <= each < spec.vocab_size]
             if wrong:
                 raise TacgError(f"`{what}` must hold ids in [0, {spec.vocab_size}), got {wrong[0]}.")
-
-    def _check_constraint(self) -> None:
-        if self.policy.needs.branches:
-            raise TacgError(
-                f"`{self.policy.name}` proposes several canvases at once, which cannot be held to a schema, regex or "
-                "choices yet: take another policy."
-            )
-        if self.decode.memory == "hidden":
-            raise TacgError('`memory` must be fp32 or bf16 with a schema, regex or choices, got "hidden".')
 
 
 def resolve(policy: str | Policy, settings: dict[str, Any]) -> tuple[Policy, Decode]:

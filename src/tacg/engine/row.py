@@ -53,6 +53,21 @@ class Row:
     forced: set[int] = field(default_factory=set)
     cut: dict[int, float] = field(default_factory=dict)
 
+    def move(self, told: dict[str, int], none: int, *, revises: bool) -> None:
+        """Where the row stands after a step, by the scalars of its report.
+
+        none     what first_mask and first_eos are where there is none
+        revises  the policy may change what is committed in open blocks
+        """
+        first_mask, length = told["first_mask"], len(self.answer)
+        over = first_mask == none or told.get("first_eos", none) < first_mask
+        self.steps += 1
+        self.done = over and not told.get("stay")
+        self.block, self.block_step, self.open = told["block"], told["step"], told.get("open", 1)
+        self.branches = max(1, told.get("branches", 0))
+        self.reach = told["reach"] if told.get("reach", length) < length else None
+        self.settled = min(first_mask, self.blocks[self.block][0]) if revises and not self.done else first_mask
+
     def output(self, mask_id: int, eos_ids: tuple[int, ...], finish_reason: str = "", error: str = "") -> Output:
         """What came of it. Without a reason the answer itself gives it: eos or length."""
         given = self.request.canvas

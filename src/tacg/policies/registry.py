@@ -76,16 +76,22 @@ def policy_class(name: str) -> type[Policy]:
         module, _, attribute = BUILT_IN[name].partition(":")
         cls: type[Policy] = getattr(importlib.import_module(module), attribute)
     else:
-        points = [point for point in metadata.entry_points(group=GROUP) if point.name == name]
-        if not points:
-            raise unknown("policy", name, policy_names())
-        try:
-            cls = points[0].load()
-        except Exception as error:  # whatever a stranger's module does when it is imported
-            raise TacgError(f"The policy {name!r} cannot be loaded from {points[0].value!r}: {error!r}.") from error
-        if not (isinstance(cls, type) and issubclass(cls, Policy)):
-            raise TacgError(f"Entry point {points[0].value!r} must name a subclass of tacg.Policy, got {cls!r}.")
+        cls = _announced(name)
     return _keep(name, cls)
+
+
+def _announced(name: str) -> type[Policy]:
+    """The class that another package announces under this name."""
+    points = [point for point in metadata.entry_points(group=GROUP) if point.name == name]
+    if not points:
+        raise unknown("policy", name, policy_names())
+    try:
+        cls = points[0].load()
+    except Exception as error:  # whatever a stranger's module does when it is imported
+        raise TacgError(f"The policy {name!r} cannot be loaded from {points[0].value!r}: {error!r}.") from error
+    if not (isinstance(cls, type) and issubclass(cls, Policy)):
+        raise TacgError(f"Entry point {points[0].value!r} must name a subclass of tacg.Policy, got {cls!r}.")
+    return cls
 
 
 def _keep(name: str, cls: P) -> P:

@@ -2,20 +2,17 @@
 
 A scan has three parts, each a function of plain tensors; `StepScan` calls them in this order: `read` measures the
 posterior, `contrast` holds it against the reference where somebody asks, `follow` moves the reference on by one step.
-Around them, `earn` and `look_back` are plain operations that every backend shares: few policies ask for these.
+What few policies ask for beyond that is in `histories.py`, the same for every backend.
 """
 
 from __future__ import annotations
 
-from math import exp, log
 from typing import TYPE_CHECKING
 
 import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from tacg.types import Credit
 
 # Stands for -inf and everything below: its probability is exactly 0, yet contrasts of it are numbers, and an average
 # with it still holds in 24 bits what it was before.
@@ -83,47 +80,10 @@ def follow(
     store[slots] = (beta * old + (1.0 - beta) * fresh).to(store.dtype)
 
 
-def earn(logits: Tensor, store: Tensor, slots: Tensor, first: Tensor, credit: Credit) -> Tensor:
-    """Logits [P, V] with the credit of their tokens, which is moved on by this step (see `Credit`)."""
-    z = widened(logits)
-    share, best = z.softmax(dim=1).max(dim=1, keepdim=True)
-    held = store[slots].masked_fill(first[:, None], 0.0) * credit.decay
-    held.scatter_add_(1, best, share**credit.power)
-    store[slots] = held
-    return z + credit.weight * held.log1p()
-
-
 def probability(logits: Tensor, token: Tensor) -> Tensor:
     """Of the given token at each position: logits [P, V], token int64 [P] -> [P]."""
     z = widened(logits)
     return (at(z, token) - z.logsumexp(dim=1)).exp()
-
-
-def look_back(
-    logits: Tensor, past: Tensor, slots: Tensor, age: Tensor, first: Tensor, names: frozenset[str], decay: float
-) -> dict[str, Tensor]:
-    """The asked ones of reverse_kl and drift, [P] each, of logits [P, V]; `past` and `age` move on by this step.
-
-    past   float [slots, D, V], logs of the smoothed posteriors of the last D steps: step s is at s modulo D
-    age    int64 [slots], steps that `past` has seen; what it says counts from the last `first` on
-    decay  the weight of a step falls by exp(-decay) for each step that it lies back
-    """
-    now = (widened(logits).softmax(dim=1) + SMOOTHING).log()
-    depth, seen = past.shape[1], age[slots].masked_fill(first, 0)
-    found = {}
-    if "reverse_kl" in names:
-        before = past[slots, (seen - 1) % depth].masked_fill(first[:, None], -log(now.shape[1]))
-        found["reverse_kl"] = (before.exp() * (before - now)).sum(dim=1).clamp_min(0.0)
-    if "drift" in names:
-        weights = [exp(-decay * (lag - 1)) for lag in range(1, depth + 1)]
-        mean = torch.zeros_like(now)
-        for lag, weight in enumerate(weights, start=1):
-            before = past[slots, (seen - lag) % depth].masked_fill((seen < lag)[:, None], log(SMOOTHING))
-            mean += before * (weight / sum(weights))
-        found["drift"] = (now.exp() * (now - mean)).sum(dim=1).clamp_min(0.0)
-    past[slots, seen % depth] = now.to(past.dtype)
-    age[slots] = seen + 1
-    return found
 
 
 def lowest(dtype: torch.dtype) -> float:

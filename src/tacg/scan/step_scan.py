@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tacg.errors import LogitsError, TacgError, unknown
-from tacg.scan.reference import earn, look_back, lowest
+from tacg.errors import TacgError, unknown
+from tacg.scan.histories import add_credit, looked_back
+from tacg.scan.reference import lowest
 from tacg.types import BY_ENGINE, CONTRASTED, LOOKING_BACK, Signals
 
 if TYPE_CHECKING:
@@ -85,14 +86,8 @@ class StepScan:
         places: Tensor | None = None, slots: Tensor | None = None, exact: bool = True, rows: Tensor | None = None,
         proposal: Tensor | None = None, hidden: Hidden | None = None, backend: str = "auto",
     ) -> None:  # fmt: skip
-        self.logits, self.needs, self.memory, self.observed, self.exact = (
-            logits.detach(),
-            needs,
-            memory,
-            observed,
-            exact,
-        )
-        self.places, self.rows = places, rows
+        self.logits, self.needs, self.memory = logits.detach(), needs, memory
+        self.observed, self.exact, self.places, self.rows = observed, exact, places, rows
         self.slots = slots if slots is not None else self._everywhere() if places is None else places
         self.first_board = observed & ~seen
         self.first, self.wanted = (
@@ -107,20 +102,23 @@ class StepScan:
             self.found = _nothing(logits, needs)
             return
         if needs.credit is not None:
-            self._add_credit()
+            add_credit(self, needs.credit)
         if self.fused:
-            picked = self.logits if self.rows is None else self.logits[self.rows]
-            self.found = self.backend.scan(picked, self.slots, self.first, self.wanted, proposal, needs, memory)
+            self.found = self.backend.scan(self.picked(), self.slots, self.first, self.wanted, proposal, needs, memory)
         else:
             self.found = self._read(proposal)
             peak = self.found["peak"]
             usable = (peak > lowest(logits.dtype)) & (peak < torch.inf)  # NaN is neither
             self.found["confidence"] = self.found["confidence"].masked_fill(~usable, torch.nan)
         if needs.names & set(LOOKING_BACK):
-            self.found |= self._look_back()
+            self.found |= looked_back(self)
 
     def _everywhere(self) -> Tensor:
         return torch.arange(self.observed.numel(), device=self.observed.device)
+
+    def picked(self) -> Tensor:
+        """The logits of the positions, float [P, V]."""
+        return self.logits if self.rows is None else self.logits[self.rows]
 
     def to_signals(self, eligible: Tensor, *, eager: bool = False, **more: Any) -> Signals:
         """What was found, as boards [R, L]; `more` are further fields of `Signals`.
@@ -164,21 +162,6 @@ class StepScan:
         values = self.contrast(chosen, name) if len(chosen) else self.found["confidence"][:0]
         return self.spread(values, places=places)
 
-    def _add_credit(self) -> None:
-        """Logits with the credit that their tokens have earned, which they earn in this step, too."""
-        credit, store = self.needs.credit, self.memory.store("credit", self.logits)
-        assert credit is not None
-        picked = self.logits if self.rows is None else self.logits[self.rows]
-        self.logits, self.rows = earn(picked, store, self.slots, self.first, credit), None
-
-    def _look_back(self) -> dict[str, Tensor]:
-        """What the posteriors of earlier steps say of this one, as far as it was asked for; 0 where nobody looks."""
-        past, picked = self.needs.past, self.logits if self.rows is None else self.logits[self.rows]
-        steps, decay = (past.steps, past.decay) if past else (1, 0.0)
-        store = self.memory.store("past", self.logits, steps)
-        found = look_back(picked, store, self.slots, self.memory.age, self.first, self.needs.names, decay)
-        return {name: values.masked_fill(~self.wanted, 0.0) for name, values in found.items()}
-
     def _read(self, proposal: Tensor | None) -> dict[str, Tensor]:
         previous = self.memory.store("previous", self.logits) if "kl" in self.needs else None
         asked = (self.logits, self.rows, proposal, self.needs.names, previous, self.slots, self.first)
@@ -187,26 +170,6 @@ class StepScan:
         else:
             found = self.backend.read(*asked, self.memory.store("reference", self.logits), self.undo)
         return found
-
-    @property
-    def unusable(self) -> Tensor:
-        """bool [P]: NaN, +inf or nothing but -inf."""
-        return self.found["confidence"].isnan() & self.wanted
-
-    def refuse_unusable(self) -> None:
-        """Raise if there are unusable logits, naming row and position."""
-        if not bool(self.unusable.any()):
-            return
-        width = self.memory.width
-        bad = [(slot // width, slot % width) for slot in self.slots[self.unusable].tolist()]
-        value = float(self.found["peak"][self.unusable][0])
-        what = "only -inf" if value <= lowest(self.logits.dtype) else str(value)
-        raise LogitsError(
-            f"Logits of row {bad[0][0]}, position {bad[0][1]} hold {what} ({len(bad)} such position(s) in this step). "
-            "Every masked position needs at least one finite logit and no NaN or +inf: check the model's dtype "
-            "and the suppressed ids.",
-            bad,
-        )
 
     def contrast(self, chosen: Tensor, name: str) -> Tensor:
         """`reference` or `readout`, p_ref(x̂) or q(x̂), at the chosen positions (int64 [C], ascending): [C]."""

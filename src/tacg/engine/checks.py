@@ -1,0 +1,73 @@
+"""What is refused of requests that ask for more than a plain decode: constraints, canvases, branches, a verifier."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tacg.errors import TacgError
+
+if TYPE_CHECKING:
+    from tacg.engine.request import Request
+    from tacg.models.base import Denoiser, ModelSpec
+
+
+def check_branches(request: Request) -> None:
+    """Raise if this request's branches cannot be followed."""
+    if request.decode.memory == "hidden":
+        raise TacgError('`memory` must be fp32 or bf16 for a policy that looks ahead, got "hidden".')
+
+
+def check_constraint(request: Request) -> None:
+    """Raise if this answer cannot be held to its constraint."""
+    if request.policy.needs.branches:
+        raise TacgError(
+            f"`{request.policy.name}` proposes several canvases at once, which cannot be held to a schema, regex or "
+            "choices yet: take another policy."
+        )
+    if request.decode.memory == "hidden":
+        raise TacgError('`memory` must be fp32 or bf16 with a schema, regex or choices, got "hidden".')
+
+
+def check_canvas(request: Request, spec: ModelSpec) -> None:
+    """Raise if there is nothing to fill, or not as much as was said."""
+    canvas, length = request.canvas, request.decode.gen_length
+    if len(canvas) != length or spec.mask_id not in canvas:
+        raise TacgError(
+            f"A canvas must have `gen_length` positions, {length}, and a mask among them; got "
+            f"{len(canvas)} positions, {canvas.count(spec.mask_id)} of them masks."
+        )
+
+
+def check_steps(request: Request, spec: ModelSpec, steps: int) -> None:
+    """Raise if there is not a step for every block that has masks."""
+    holes = request.holes(spec.mask_id)
+    blocks = sum(any(holes[start:stop]) for start, stop, _ in request.blocks(spec))
+    if blocks > steps:
+        raise TacgError(f"`steps` must be at least the number of blocks, {blocks}, got {steps}.")
+
+
+def check_shown(request: Request, model: Denoiser) -> None:
+    """Raise if the model does not show its hidden states or its attention, where that is asked for."""
+    name = model.spec.name
+    if request.decode.memory == "hidden" and not hasattr(model, "hidden"):
+        raise TacgError(f'`memory` "hidden" needs a model that shows its hidden states, {name!r} does not: use fp32.')
+    if request.policy.needs.attention and not getattr(model, "shows_attention", False):
+        raise TacgError(
+            f"`{request.policy.name}` looks at attention, which {name!r} does not show: "
+            "take another policy, or a model that `tacg.load` gives."
+        )
+
+
+def check_verifier(request: Request, verifier: Denoiser | None) -> None:
+    """Raise if there is no verifier for this policy, or one with too little room."""
+    if verifier is None:
+        raise TacgError(
+            f"`{request.policy.name}` needs a verifier, an autoregressive model with the same tokenizer: "
+            "tacg.load(model, verifier=DIRECTORY), or --verifier DIRECTORY."
+        )
+    length, spec = len(request.prompt) + request.decode.gen_length, verifier.spec
+    if length > spec.max_length:
+        raise TacgError(
+            f"Prompt and answer must fit {spec.max_length} positions of the verifier {spec.name!r}, got {length}; "
+            "shorten the prompt or `gen_length`."
+        )

@@ -1,0 +1,120 @@
+"""What few policies ask for beyond the plain signals: random numbers, attention, a verifier. A plain step passes by.
+
+Each is a function (batch, logits, scan, signals) -> signals; `Batch` keeps a list of those that its policy needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tacg.cache import Store
+from tacg.engine.draws import NOISE, PROPOSAL, SAMPLES, sample, uniform
+from tacg.engine.plan import open_blocks
+from tacg.engine.verify import verify
+from tacg.models.base import AttentionMap, Spans
+from tacg.scan import StepScan, probability
+from tacg.types import Signals
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tacg.engine.batch import Batch
+    from tacg.engine.row import Row
+    from tacg.models.base import Denoiser
+    from tacg.types import Mix
+
+Further = Callable[["Batch", Tensor, StepScan, Signals], Signals]
+
+
+def add_active(batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) -> Signals:
+    """Masks of the active block, where more than these are eligible."""
+    assert batch.view is not None
+    here = batch.boards.grid == batch.boards.block[:, None]
+    return replace(signals, active=batch.view.eligible & here)
+
+
+def add_draws(batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) -> Signals:
+    """Noise, sampled tokens, and what was written checked again, as far as the policy needs them."""
+    needs, measured, more = batch.needs, dict(signals.measured), dict[str, Any]()
+    if "noise" in needs:
+        measured["noise"] = _uniform(batch, NOISE, 1).squeeze(2)
+    if "recheck" in needs:
+        share = scan.spread(probability(logits, _at_places(batch, batch.answer)), 1)
+        measured["recheck"] = torch.where(batch.boards.masked, 1.0, share)
+    if needs.samples:
+        more["draws"] = _uniform(batch, SAMPLES, 2 * needs.samples)
+        picks, heat = _at_places(batch, more["draws"])[:, needs.samples :], _heat(batch)
+        tokens = sample(logits, torch.where(heat > 0, heat, 1.0), picks)
+        more["samples"] = scan.spread(tokens.T, -1).permute(1, 2, 0)
+    return replace(signals, measured=measured, **more)
+
+
+def drawn_proposals(batch: Batch, logits: Tensor) -> Tensor:
+    """int64 [P]: tokens drawn at each row's temperature."""
+    return sample(logits, _heat(batch), _at_places(batch, _uniform(batch, PROPOSAL, 1))).squeeze(1)
+
+
+def _uniform(batch: Batch, first: int, draws: int) -> Tensor:
+    boards = batch.boards
+    count = boards.block * (1 << 32) + boards.step  # no row sees a count twice
+    return uniform(boards.seed, count, batch.length, first, draws)
+
+
+def _heat(batch: Batch) -> Tensor:
+    return _at_places(batch, batch.boards.temperature[:, None].expand(-1, batch.length))
+
+
+def _at_places(batch: Batch, board: Tensor) -> Tensor:
+    """[S, L, …] -> [P, …], at the positions that logits belong to."""
+    assert batch.view is not None
+    flat = board.flatten(0, 1)
+    return flat if batch.view.places is None else flat[batch.view.places]
+
+
+class Attended:
+    """How positions of the open blocks attend to each other: asked of the forward, then laid out as a board."""
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self.maps: list[AttentionMap] = []  # of the live rows, by slot
+
+    def asked_of(self, rows: Sequence[Row], spans: Spans) -> Spans:
+        """The spans, with what they shall show."""
+        self.maps = [AttentionMap(*open_blocks(row), self.share) for row in rows]
+        return Spans(replace(span, attention=each) for span, each in zip(spans, self.maps, strict=True))
+
+    def __call__(self, batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) -> Signals:
+        """float [S, L, L]: what the rows' forwards have shown, 0 elsewhere."""
+        found = [each.mean() for each in self.maps]
+        board = found[0].new_zeros(len(batch.rows), batch.length, batch.length)
+        for row, each, mean in zip(batch.live(), self.maps, found, strict=True):
+            here = slice(each.start - len(row.request.prompt), each.stop - len(row.request.prompt))
+            board[row.slot, here, here] = mean
+        return replace(signals, attention=board)
+
+
+class Verified:
+    """What the mixture with the verifier would write."""
+
+    def __init__(self, verifier: Denoiser, mix: Mix, suppressed: Sequence[int], device: torch.device) -> None:
+        self.verifier, self.mix = verifier, mix
+        known = [each for each in suppressed if each < verifier.spec.vocab_size]  # its vocabulary may be smaller
+        self.never = torch.tensor(known, dtype=torch.int64, device=device)
+        self.drafts = Store()  # the verifier's keys and values
+
+    def __call__(self, batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) -> Signals:
+        """int64 [S, L]; -1 where nothing is eligible."""
+        drafts = batch.canvas.clone()
+        answers = drafts[:, batch.prompt : batch.prompt + batch.length]
+        answers.copy_(torch.where(signals.eligible, signals.token, answers))
+        places = (batch.origins + batch.ruler[:-1]).view(-1) if scan.places is None else scan.places
+        target = verify(
+            self.verifier, self.mix, batch.rows, drafts, batch.prompt, batch.length, places, scan.logits, self.never,
+            None if batch.policy.revises else self.drafts,
+        )  # fmt: skip
+        return replace(signals, verified=torch.where(signals.eligible, scan.spread(target, -1), -1))
