@@ -87,6 +87,8 @@ class Batch:
         self.spec, self.device, self.max_rows = spec, device, max_rows
         self.mode = resolve_mode(self.decode.cache, self.decode.observe, spec, self.needs)
         self.whole = self.decode.observe == "sequence" or self.needs.scope != "block"
+        # Blocks that are not open are not computed there, so nothing of them can be observed.
+        self.sees_all = self.whole and self.mode != "dual" and spec.causal_block is None
         self.compact = device.type == "cpu" and not self.needs.branches
         self.rows: list[Row | None] = []
         self.store, self.drafts = Store(), Store()  # keys and values: the model's and the verifier's
@@ -98,7 +100,7 @@ class Batch:
         self.eos = self._upload(spec.eos_ids) if self.decode.early_stop and spec.eos_ids else None
         self.constrained: Constrained | None = None
         if request.constraint is not None:
-            self.constrained = Constrained(device, compact=self.compact, revises=self.policy.revises)
+            self.constrained = Constrained(device, spec.mask_id, compact=self.compact, revises=self.policy.revises)
         self.prompt = self.length = self.width = self.most = 0
         self.canvas = torch.full((0, 1), spec.mask_id, device=device)
         self.boards = Boards.blank(0, 0, 0, device)
@@ -220,7 +222,7 @@ class Batch:
         self.plan.charge(self.live(), self.spec)
 
     def _look(self) -> StepView:
-        observed, eligible = in_view(self.boards, self.needs, whole=self.whole, cut=self.cut)
+        observed, eligible = in_view(self.boards, self.needs, whole=self.sees_all, cut=self.cut)
         if self.compact:
             places = observed.view(-1).nonzero().squeeze(1)
             return StepView(observed, eligible, places, self._slots(places))
@@ -250,7 +252,7 @@ class Batch:
         logits.index_fill_(1, self.suppressed, lowest(logits.dtype))
         if self.constrained is not None:
             assert self.view is not None
-            self.constrained.apply(logits, self.boards, self._answer, self.view.places)
+            self.constrained.apply(logits, (len(self.rows), self.length), self.view.places)
         before = None
         if self.branches is not None:
             logits, before = self._choose(logits)
@@ -311,7 +313,7 @@ class Batch:
             raise TacgError(f"`{self.policy.name}` looks ahead, so its forwards must not end early: leave out `reach`.")
         writes, cut = None, None
         if self.constrained is not None:
-            writes = self.constrained.settle(self.boards, self._answer, signals, decision, self.spec.mask_id)
+            writes = self.constrained.settle(signals, decision)
             cut = self.constrained.cut
         self.boards, after, kept, report = advance(
             self.boards, self._answer, signals, decision, self.needs, self.spec.mask_id, self.eos, self.ruler, before,
