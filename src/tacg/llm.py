@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 
 from tacg.canvas import Canvas, Hole
-from tacg.constraint import compile_pattern, pattern_of
+from tacg.constraint import compile_pattern, patterns_of
 from tacg.constraint.pattern import NAMES as CONSTRAINTS
 from tacg.engine.events import Event, Finished
 from tacg.engine.loop import Engine, refuse_failures
@@ -79,7 +79,7 @@ class LLM:
         seed       of the random numbers: one for all prompts alike, or a list with one each
         on_output  called with (number, output) as soon as a prompt is done
         schema, regex, choices  what every answer must look like: a JSON schema or pydantic model, a regular expression,
-                   or texts of which the answer is one
+                   or texts of which the answer is one; or a list with one of these per prompt, None for no constraint
         settings   knobs of the decode (gen_length, block_length, seed, …) and of the policy (threshold, k_extra, …)
         """
         many, single = _listed(prompts)
@@ -194,16 +194,15 @@ class LLM:
         seeds = list(seeds) if isinstance(seeds, Sequence) else [seeds] * len(prompts)
         if len(seeds) != len(prompts):
             raise TacgError(f"`seed` must be one number or one per prompt, {len(prompts)}; got {len(seeds)}.")
-        pattern = pattern_of(settings) if settings.keys() & {*CONSTRAINTS} else None
         plain = {name: value for name, value in settings.items() if name not in ("seed", *CONSTRAINTS)}
         made, decode = resolve(policy, plain)
         requests = [
             self.request(prompt, made, decode.replace(seed=seed), chat)
             for prompt, seed in zip(prompts, seeds, strict=True)
         ]
-        if pattern is not None:
-            held = zip(requests, prompts, strict=True)
-            requests = [self.held_to(pattern, request, prompt) for request, prompt in held]
+        if settings.keys() & {*CONSTRAINTS}:
+            asked = zip(patterns_of(settings, len(prompts)), requests, prompts, strict=True)
+            requests = [self.held_to(*each) for each in asked]
         for event in Engine(self.model, batch_size, self.verifier).stream(requests, detail=detail):
             if isinstance(event, Finished):
                 prompt, output = prompts[event.row], event.output
@@ -238,8 +237,10 @@ class LLM:
         decode = decode.replace(gen_length=len(ids) - start, early_stop=False)  # what is given behind a hole must stay
         return Request((*before, *ids[:start]), policy, decode, tuple(ids[start:]))
 
-    def held_to(self, pattern: str, request: Request, prompt: Prompt = "") -> Request:
+    def held_to(self, pattern: str | None, request: Request, prompt: Prompt = "") -> Request:
         """The request with an answer that must match a regular expression; of a canvas, its whole text must."""
+        if pattern is None:
+            return request
         spec, suppress = self.model.spec, request.decode.suppress
         made = compile_pattern(pattern, self.tokenizer, spec, suppress, holes=bool(request.canvas))
         # What a canvas says before its first hole is part of its text, though it is not written.

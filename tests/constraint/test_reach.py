@@ -6,14 +6,14 @@ import itertools
 import re
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tacg
 from tacg.constraint.automaton import Automaton, lift
-from tacg.constraint.reach import Reach, agreed
+from tacg.constraint.reach import Reach
 from tacg.constraint.regex import byte_automaton
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
@@ -58,38 +58,52 @@ def completions(pattern: str, canvas: list[int], *, holes: bool) -> Iterator[tup
     return (answer for answer in itertools.product(*options) if good(pattern, answer, holes=holes))
 
 
-def reach_of(made: Automaton, canvas: list[int], room: int = 0) -> tuple[Reach, torch.Tensor, torch.Tensor]:
-    """On boards that are longer than the row by `room`."""
-    tokens = torch.tensor([canvas + [MASK] * room])
-    masked = (tokens == MASK) & (torch.arange(tokens.shape[1]) < len(canvas))
-    start = torch.tensor([made.start])
-    return Reach.of(made, tokens, masked, torch.tensor([len(canvas)]), start), tokens, masked
+def reach_of(made: Automaton, canvas: list[int]) -> Reach:
+    tokens = np.array(canvas)
+    return Reach.of(made, tokens, tokens == MASK, made.start)
 
 
 canvases = st.lists(st.sampled_from([MASK, MASK, MASK, 3, 4, 5, 6, 7, 2, EOS]), min_size=1, max_size=4)
 
 
-@settings(max_examples=250, deadline=None)
-@given(patterns, canvases, st.booleans(), st.integers(0, 2))
-def test_a_token_is_allowed_exactly_if_some_completion_has_it(
-    pattern: str, canvas: list[int], holes: bool, room: int
-) -> None:
-    made = automaton(pattern, holes=holes)
-    reach, _, masked = reach_of(made, canvas, room)
+WRITABLE = (4, 5, 6, 7, 8, EOS)
+
+
+def agrees(reach: Reach, pattern: str, canvas: list[int], *, holes: bool) -> None:
+    """What positions may become, against all completions."""
     answers = list(completions(pattern, canvas, holes=holes))
-    assert bool(reach.possible) == bool(answers)
-    allowed = reach.allowed(None, masked.shape)[0][:, made.kind]
-    only, what = reach.forced(reach.allowed(masked, masked.shape), masked)
-    for place, given_ in enumerate(canvas):
-        if given_ == MASK:
-            options = {answer[place] for answer in answers}
-            writable = {
-                token for token in allowed[place].nonzero().squeeze(1).tolist() if token in (4, 5, 6, 7, 8, EOS)
-            }
-            assert writable == options
-            assert bool(only[0, place]) == (len(options) == 1)
-            if len(options) == 1:
-                assert {int(what[0, place])} == options
+    assert reach.possible == bool(answers)
+    masks = [place for place, given_ in enumerate(canvas) if given_ == MASK]
+    allowed = reach.allowed(np.array(masks, dtype=np.int64))[:, reach.automaton.kind]
+    options = [{answer[place] for answer in answers} for place in masks]
+    assert [{token for token in np.flatnonzero(each) if token in WRITABLE} for each in allowed] == options
+    only = {place: some.copy().pop() for place, some in zip(masks, options, strict=True) if len(some) == 1}
+    assert dict(zip(*(each.tolist() for each in reach.forced()), strict=True)) == only
+
+
+@settings(max_examples=250, deadline=None)
+@given(patterns, canvases, st.booleans(), st.data())
+def test_a_token_is_allowed_exactly_if_some_completion_has_it(
+    pattern: str, canvas: list[int], holes: bool, data: st.DataObject
+) -> None:
+    """Also after writes and re-masks, of which only what has changed is computed anew."""
+    reach = reach_of(automaton(pattern, holes=holes), canvas)
+    agrees(reach, pattern, canvas, holes=holes)
+    for _ in range(2):
+        written = np.array(
+            data.draw(st.lists(st.integers(0, len(canvas) - 1), unique=True, max_size=2)), dtype=np.int64
+        )
+        tokens = np.array([data.draw(st.sampled_from(WRITABLE)) for _ in written], dtype=np.int64)
+        free = np.array(data.draw(st.lists(st.booleans(), min_size=len(canvas), max_size=len(canvas))))
+        after = reach.where(written, tokens, free).completed(reach)
+        canvas = [MASK if again else token for token, again in zip(canvas, free, strict=True)]
+        for place, token in zip(written, tokens, strict=True):
+            canvas[place] = int(token)
+        agrees(after, pattern, canvas, holes=holes)
+        same = ~after.changed(reach) & after.free & reach.free
+        places = np.flatnonzero(same)
+        assert (after.allowed(places) == reach.allowed(places)).all()
+        reach = after
 
 
 @settings(max_examples=250, deadline=None)
@@ -98,20 +112,19 @@ def test_what_is_agreed_on_is_taken_in_order_of_readiness(pattern: str, length: 
     made, canvas = automaton(pattern), [MASK] * length
     if not list(completions(pattern, canvas, holes=False)):
         return
-    wanted = data.draw(st.lists(st.booleans(), min_size=length, max_size=length))
-    proposed = data.draw(st.lists(st.sampled_from([4, 5, 6, 7, 8, EOS]), min_size=length, max_size=length))
-    rank = data.draw(st.permutations(range(length)))
+    order = data.draw(st.lists(st.integers(0, length - 1), unique=True))
+    proposed = data.draw(st.lists(st.sampled_from(WRITABLE), min_size=len(order), max_size=len(order)))
     kept = list(canvas)
-    for place in sorted(range(length), key=lambda each: -rank[each]):  # one by one, by enumeration
-        attempt = [*kept[:place], proposed[place], *kept[place + 1 :]]
-        if wanted[place] and any(True for _ in completions(pattern, attempt, holes=False)):
+    for place, token in zip(order, proposed, strict=True):  # one by one, by enumeration
+        attempt = [*kept[:place], token, *kept[place + 1 :]]
+        if any(True for _ in completions(pattern, attempt, holes=False)):
             kept = attempt
-    tokens = torch.tensor([canvas])
-    found = agreed(
-        made, tokens, tokens == MASK, torch.tensor([length]), torch.tensor([made.start]), torch.tensor([wanted]),
-        torch.tensor([proposed]), torch.tensor([rank], dtype=torch.float64),
-    )  # fmt: skip
-    assert torch.where(found, torch.tensor([proposed]), tokens)[0].tolist() == kept
+    reach = reach_of(made, canvas)
+    found, keep = reach.agreed(np.array(order, dtype=np.int64), np.array(proposed, dtype=np.int64))
+    for place, token, good_ in zip(order, proposed, keep, strict=True):
+        canvas[place] = token if good_ else MASK
+    assert canvas == kept
+    agrees(found.completed(reach), pattern, canvas, holes=False)
 
 
 # -- through the engine ------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 from typing import Any
@@ -61,6 +62,13 @@ def test_the_model_is_registered_and_stops(llm: tacg.LLM) -> None:
     alone = [llm.generate(f"{word} ", "tacg", chat=False, gen_length=size, k_extra=1).text
              for word, size in (("one", 8), ("two", 12), ("three", 8))]  # fmt: skip
     assert texts == alone
+    held = TacgLM(llm, "tacg", regex="[0-9]{3}")
+    kinds = [{}, {"choices": ["yes", "no"]}, {"regex": "[a-z]{2}"}]
+    asked = [Instance("generate_until", {}, ("one ", {"max_gen_toks": 8, **more}), 0) for more in kinds]
+    for pattern, text in zip(("[0-9]{3}", "yes|no", "[a-z]{2}"), held.generate_until(asked), strict=True):
+        assert re.fullmatch(pattern, text), "a task's own constraint wins over the model's"
+    with pytest.raises(TacgError, match=r"The JSON schema 'nowhere\.json' cannot be read"):
+        TacgLM(llm, "tacg", schema="nowhere.json")
     best = llm.generate("Hello", "schedule", chat=False, gen_length=3, early_stop=False)
     pair = Instance("loglikelihood", {}, ("Hello", llm.tokenizer.decode(best.tokens)), 0)
     ((value, greedy),) = model.loglikelihood([pair])

@@ -100,7 +100,7 @@ def main(
 def _read_schema(path: Path) -> Any:
     from tacg import files
 
-    return files.parse_json(files.read_text(path, "JSON schema"), str(path))
+    return files.read_json(path, "JSON schema")
 
 
 def _in_batches(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,8 +28,42 @@ KEPT = 64  # automata that are kept for the next request that asks for the same
 
 
 @dataclass(frozen=True, eq=False)
+class Edges:
+    """What leads from a state to another with a token that may be written, dead ends left out. All int64.
+
+    source, target  [E]  of each class, one class after another; `group`: the classes that have some, from `group_at`
+    into            [M]  sources of each of the `targets`, one after another, each from `into_at`
+    out             [M]  targets of each of the `sources`, from `out_at`
+    """
+
+    source: np.ndarray
+    target: np.ndarray
+    group: np.ndarray
+    group_at: np.ndarray
+    into: np.ndarray
+    targets: np.ndarray
+    into_at: np.ndarray
+    out: np.ndarray
+    sources: np.ndarray
+    out_at: np.ndarray
+
+    @classmethod
+    def of(cls, table: np.ndarray, many: np.ndarray) -> Edges:
+        """From a table [N, C], whose last state is dead, and how many tokens of each class may be written."""
+        dead = len(table) - 1
+        group, source = np.nonzero(((table != dead) & (many > 0)).T)
+        target = table[source, group]
+        pairs = np.unique(np.stack([target, source]), axis=1)
+        back = pairs[:, np.lexsort((pairs[0], pairs[1]))]
+        return cls(
+            source, target, *np.unique(group, return_index=True), pairs[1], *np.unique(pairs[0], return_index=True),
+            back[0], *np.unique(back[1], return_index=True),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
 class Automaton:
-    """States x classes of tokens. The last state is dead: nothing leads out of it.
+    """States x classes of tokens. The last state is dead: nothing leads out of it. All of it is on the host.
 
     pattern  the regular expression, for errors
     table    int64 [N, C]  the state that follows a state and a class; the dead one if the class is not possible there
@@ -37,47 +71,42 @@ class Automaton:
     accept   bool  [N]     states in which an answer may end
     start    the state in which it begins
     many     int64 [C]     how many tokens of a class may be written; `first` int64 [C]: one of them
-    moves    float [N, N]  1 where some token that may be written leads from a state to another
-    edges    int64 [3, E]  state, class, state of all that may be written, dead ends left out
     """
 
     pattern: str
-    table: Tensor
-    kind: Tensor
-    accept: Tensor
+    table: np.ndarray
+    kind: np.ndarray
+    accept: np.ndarray
     start: int
-    many: Tensor
-    first: Tensor
-    moves: Tensor
-    edges: Tensor
+    many: np.ndarray
+    first: np.ndarray
+    edges: Edges
 
     @classmethod
-    def of(cls, pattern: str, start: int, table: Tensor, kind: Tensor, accept: Tensor, writable: Tensor) -> Automaton:
+    def of(
+        cls, pattern: str, start: int, table: np.ndarray, kind: np.ndarray, accept: np.ndarray, writable: np.ndarray
+    ) -> Automaton:
         """writable: bool [V]; the other tokens may stand on a canvas, but nobody writes them."""
-        states, classes = table.shape
-        many = torch.zeros(classes, dtype=torch.int64).index_add_(0, kind, writable.long())
-        first = torch.zeros(classes, dtype=torch.int64)
-        ids = writable.nonzero().squeeze(1)
-        first[kind[ids].flip(0)] = ids.flip(0)
-        source, group = ((table != states - 1) & (many > 0)).nonzero(as_tuple=True)
-        target = table[source, group]
-        moves = torch.zeros(states, states)
-        moves[source, target] = 1
-        return cls(pattern, table, kind, accept, start, many, first, moves, torch.stack([source, group, target]))
+        classes = table.shape[1]
+        many, first = np.bincount(kind[writable], minlength=classes), np.zeros(classes, dtype=np.int64)
+        ids = np.flatnonzero(writable)[::-1]
+        first[kind[ids]] = ids
+        return cls(pattern, table, kind, accept, start, many, first, Edges.of(table, many))
 
     @functools.cached_property
-    def _elsewhere(self) -> dict[torch.device, Automaton]:
+    def columns(self) -> np.ndarray:
+        """int64 [C, N]: the table, by class."""
+        return np.ascontiguousarray(self.table.T)
+
+    @functools.cached_property
+    def _kinds(self) -> dict[torch.device, Tensor]:
         return {}
 
-    def to(self, device: torch.device) -> Automaton:
-        """The same automaton on a device; it is moved once."""
-        if device == self.table.device:
-            return self
-        if device not in self._elsewhere:
-            names = ("table", "kind", "accept", "many", "first", "moves", "edges")
-            moved: dict[str, Any] = {name: getattr(self, name).to(device) for name in names}
-            self._elsewhere[device] = Automaton(pattern=self.pattern, start=self.start, **moved)
-        return self._elsewhere[device]
+    def kinds(self, device: torch.device) -> Tensor:
+        """The class of each token, int64 [V], on a device; it is moved once."""
+        if device not in self._kinds:
+            self._kinds[device] = torch.from_numpy(self.kind).to(device)
+        return self._kinds[device]
 
     def after(self, tokens: Sequence[int]) -> int:
         """The state that these tokens lead to from the start."""
@@ -88,12 +117,12 @@ class Automaton:
 
     def shortest(self) -> int | None:
         """How many tokens the shortest answer has; None if there is none at all."""
-        reached = torch.zeros(len(self.table))
-        reached[self.start] = 1
+        reached = np.zeros(len(self.table), dtype=bool)
+        reached[self.start] = True
         for count in range(len(self.table)):
-            if (reached.bool() & self.accept).any():
+            if (reached & self.accept).any():
                 return count
-            reached = (reached @ self.moves + reached).clamp(max=1)
+            reached[self.edges.target[reached[self.edges.source]]] = True
         return None
 
 
@@ -163,8 +192,7 @@ def lift(
     writable[list(eos)] = True
     writable[[each for each in unwritable if each < len(kind)]] = False
     final = np.append(accept[:dead], [True, False])
-    tables = [torch.from_numpy(np.ascontiguousarray(each)) for each in (wide.T, kind, final, writable)]
-    return Automaton.of(pattern, grown if start == dead else start, *tables)
+    return Automaton.of(pattern, grown if start == dead else start, wide.T, kind, final, writable)
 
 
 def _token_columns(table: np.ndarray, spellings: Sequence[bytes | None]) -> tuple[np.ndarray, np.ndarray]:

@@ -26,6 +26,46 @@ def pattern_of(settings: Mapping[str, Any]) -> str | None:
     return None
 
 
+def patterns_of(settings: Mapping[str, Any], count: int) -> list[str | None]:
+    """The same for `count` prompts. A list stands for one setting per prompt, None among them for nothing.
+
+    A list of texts is the choices of every prompt; one per prompt is a list of lists.
+    """
+    given = {name: settings[name] for name in NAMES if settings.get(name) is not None}
+    if not any(_is_per_prompt(name, value) for name, value in given.items()):
+        return [pattern_of(given)] * count
+    return [pattern_of(some_of(given, [number], count, one=True)) for number in range(count)]
+
+
+def some_of(settings: Mapping[str, Any], numbers: Sequence[int], count: int, *, one: bool = False) -> dict[str, Any]:
+    """Settings for some of `count` prompts, by number, picked from those that are given per prompt.
+
+    one  there is one number, and its settings stand by themselves, not in lists
+    """
+    picked = dict(settings)
+    for name in NAMES:
+        value: Any = settings.get(name)
+        if _is_per_prompt(name, value):
+            if len(value) != count:
+                raise TacgError(
+                    f"`{name}` must be one for all prompts or a list with one per prompt, {count}; got {len(value)}."
+                )
+            picked[name] = value[numbers[0]] if one else [value[number] for number in numbers]
+    return picked
+
+
+def _is_per_prompt(name: str, value: Any) -> bool:
+    if not isinstance(value, list | tuple):
+        return False
+    return name != "choices" or (bool(value) and not any(isinstance(each, str) for each in value))
+
+
+def own_or(shared: Mapping[str, Any], own: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Constraints per prompt: each its own, if it has one, otherwise the shared one."""
+    held = [each if any(each.get(name) is not None for name in NAMES) else shared for each in own]
+    return {name: [each.get(name) for each in held] for name in NAMES}
+
+
 def _schema(schema: Any) -> str:
     make = getattr(schema, "model_json_schema", None)
     schema = make() if make is not None else schema

@@ -2,8 +2,10 @@
 
 A state can be reached before a position if something leads there from the start past all that is written on the left;
 it is good behind a position if something leads from there to an end past all that is written on the right. A token is
-possible exactly if it leads from a state of the first kind to one of the second. Both are boards over positions x
-states, found by one product with a matrix for each position; nothing here asks the device a question but `agreed`.
+possible exactly if it leads from a state of the first kind to one of the second.
+
+This is computed on the host, for one canvas at a time: a state has few successors, so that a position takes some
+microseconds there; on a device it would be ten kernels. What has not changed since the last look is not computed again.
 """
 
 from __future__ import annotations
@@ -11,151 +13,144 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from tacg.constraint.automaton import Automaton
 
-AT_ONCE = 1 << 23  # values of positions x edges that are held at once
+AT_ONCE = 1 << 24  # values of positions x edges that are held at once
+FREE = -1  # the class of a mask
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The boards of R rows that share an automaton; 1 where true, as products of matrices like it.
+    """The boards of a canvas of L positions.
 
-    ahead   float [R, L + 1, N]  states that can be reached before each position
-    behind  float [R, L + 1, N]  states from which an end can be reached from each position on
+    kind    int64 [L]          the class of what is written at each position, or FREE
+    ahead   bool [L + 1, N]    states that can be reached before each position
+    behind  bool [L + 1, N]    states from which an end can be reached from each position on
     """
 
     automaton: Automaton
-    ahead: Tensor
-    behind: Tensor
+    kind: np.ndarray
+    ahead: np.ndarray
+    behind: np.ndarray
 
     @classmethod
-    def of(cls, automaton: Automaton, tokens: Tensor, masked: Tensor, length: Tensor, start: Tensor) -> Reach:
-        """tokens int64, masked bool [R, L]; length int64 [R], positions of each row; start int64 [R], its state."""
-        ahead = forward(automaton, tokens, masked, length, start)
-        return cls(automaton, ahead, backward(automaton, tokens, masked, length))
+    def of(cls, automaton: Automaton, tokens: np.ndarray, masked: np.ndarray, start: int) -> Reach:
+        """tokens int64, masked bool [L]; start: the state before the first position."""
+        kind = np.where(masked, FREE, automaton.kind[tokens])
+        boards = np.zeros((2, len(kind) + 1, len(automaton.table)), dtype=bool)
+        boards[0, 0, start], boards[1, -1] = True, automaton.accept
+        _forward(automaton, kind, boards[0], 0)
+        _backward(automaton, kind, boards[1], len(kind))
+        return cls(automaton, kind, *boards)
+
+    def where(self, places: np.ndarray, tokens: np.ndarray, free: np.ndarray | None = None) -> Reach:
+        """The boards with these tokens at these places, int64 [P] each, and masks where `free`, bool [L].
+
+        `behind` is only right once `completed`: to learn whether a canvas is possible, it is not needed.
+        """
+        kind = self.kind.copy() if free is None else np.where(free, FREE, self.kind)
+        kind[places] = self.automaton.kind[tokens]
+        changed = np.flatnonzero(kind != self.kind)
+        if not len(changed):
+            return self
+        ahead = self.ahead.copy()
+        _forward(self.automaton, kind, ahead, int(changed[0]))
+        return Reach(self.automaton, kind, ahead, self.behind)
+
+    def completed(self, before: Reach) -> Reach:
+        """The boards with `behind` brought up to date; `before`, whose it was."""
+        changed = np.flatnonzero(self.kind != before.kind)
+        if not len(changed):
+            return self
+        behind = before.behind.copy()
+        _backward(self.automaton, self.kind, behind, int(changed[-1]) + 1)
+        return Reach(self.automaton, self.kind, self.ahead, behind)
 
     @property
-    def possible(self) -> Tensor:
-        """bool [R]: whether a row can be completed at all."""
-        return ends(self.automaton, self.ahead)
+    def possible(self) -> bool:
+        """Whether the canvas can be completed at all."""
+        return bool((self.ahead[-1] & self.automaton.accept).any())
 
-    def classes(self, row: Tensor, place: Tensor) -> Tensor:
-        """bool [P, C]: the classes of which a token may stand at these places, given all others; int64 [P] each."""
-        source, group, target = self.automaton.edges
-        size = max(1, AT_ONCE // max(1, len(source)))
-        parts = []
-        for start in range(0, len(row), size):
-            r, p = row[start : start + size], place[start : start + size]
-            passes = self.ahead[r, p][:, source] * self.behind[r, p + 1][:, target]
-            parts.append(passes.new_zeros(len(r), self.automaton.table.shape[1]).index_add_(1, group, passes) > 0)
-        return torch.cat(parts) if parts else torch.zeros(0, self.automaton.table.shape[1], dtype=torch.bool)
+    def allowed(self, places: np.ndarray) -> np.ndarray:
+        """bool [P, C]: the classes of which a token may stand at these places, int64 [P], given all others."""
+        edges = self.automaton.edges
+        board = np.zeros((len(places), self.automaton.table.shape[1]), dtype=bool)
+        size = max(1, AT_ONCE // max(1, len(edges.source)))
+        for first in range(0, len(places) if len(edges.group) else 0, size):
+            part = places[first : first + size]
+            passes = self.ahead[part][:, edges.source] & self.behind[part + 1][:, edges.target]
+            board[first : first + size, edges.group] = np.logical_or.reduceat(passes, edges.group_at, axis=1)
+        return board
 
-    def allowed(self, where: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-        """bool [R, L, C]: the same for every position, or for those where `where`, bool [R, L], only."""
-        rows, length = shape
-        device = self.ahead.device
-        flat = torch.arange(rows * length, device=device) if where is None else where.view(-1).nonzero().squeeze(1)
-        board = torch.zeros(rows * length, self.automaton.table.shape[1], dtype=torch.bool, device=device)
-        board[flat] = self.classes(flat // length, flat % length)
-        return board.view(rows, length, -1)
+    @property
+    def free(self) -> np.ndarray:
+        """bool [L]: where masks are."""
+        return np.asarray(self.kind == FREE)
 
-    def forced(self, allowed: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
-        """Masks that can become one token alone, bool [R, L], and that token, int64 [R, L]."""
-        count = (allowed * self.automaton.many).sum(dim=2)
-        return masked & (count == 1), (allowed * self.automaton.first).amax(dim=2)
+    def forced(self, allowed: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Masks that can become one token alone, and that token, int64 [P] each. `allowed` may be known, [L, C]."""
+        masks = np.flatnonzero(self.free)
+        allowed = self.allowed(masks) if allowed is None else allowed[masks]
+        single = allowed @ self.automaton.many == 1
+        return masks[single], np.where(allowed[single], self.automaton.first, 0).max(axis=1, initial=0)
 
+    def changed(self, before: Reach) -> np.ndarray:
+        """bool [L]: positions that may become something else than before."""
+        ahead, behind = self.ahead != before.ahead, self.behind != before.behind
+        return np.asarray(ahead[:-1].any(axis=1) | behind[1:].any(axis=1))
 
-def forward(automaton: Automaton, tokens: Tensor, masked: Tensor, length: Tensor, start: Tensor) -> Tensor:
-    """float [R, L + 1, N]: the states that can be reached before each position."""
-    rows, size = tokens.shape
-    columns = automaton.table.T[automaton.kind[tokens]]  # [R, L, N]: where each state goes if the token stands there
-    outside = _outside(size, length)
-    state = automaton.moves.new_zeros(rows, len(automaton.table)).scatter_(1, start[:, None], 1.0)
-    boards = [state]
-    for place in range(size):
-        free = state @ automaton.moves
-        given = torch.zeros_like(state).scatter_add_(1, columns[:, place], state)
-        after = torch.where(masked[:, place, None], free, given).clamp(max=1)
-        after[:, -1] = 0
-        state = torch.where(outside[:, place, None], state, after)
-        boards.append(state)
-    return torch.stack(boards, dim=1)
+    def agreed(
+        self, places: np.ndarray, tokens: np.ndarray, free: np.ndarray | None = None
+    ) -> tuple[Reach, np.ndarray]:
+        """The boards with as much of what is wanted as can stand together, the readiest first, and which of it.
 
+        places  int64 [P], readiest first; `tokens` int64 [P] that are wanted there; `free` as of `where`
 
-def backward(automaton: Automaton, tokens: Tensor, masked: Tensor, length: Tensor) -> Tensor:
-    """float [R, L + 1, N]: the states from which an end can be reached, from each position on."""
-    rows, size = tokens.shape
-    columns = automaton.table.T[automaton.kind[tokens]]
-    outside, leads = _outside(size, length), automaton.moves.T.contiguous()
-    state = automaton.accept.to(automaton.moves.dtype).expand(rows, -1)
-    boards = [state]
-    for place in reversed(range(size)):
-        free = (state @ leads).clamp(max=1)
-        given = state.gather(1, columns[:, place])
-        after = torch.where(masked[:, place, None], free, given)
-        state = torch.where(outside[:, place, None], state, after)
-        boards.append(state)
-    return torch.stack(boards[::-1], dim=1)
+        All of it, in most steps, which takes one look. Otherwise it is taken one by one, and what contradicts what was
+        taken before is left out: the longest beginning that fits is found by halving.
+        """
+        keep = np.ones(len(places), dtype=bool)
+        found = self.where(places, tokens, free)
+        if found.possible:
+            return found, keep
+        keep[:] = False
+        first, found = 0, self.where(places[:0], tokens[:0], free)
+        while first < len(places):
+            low, high = first, len(places)  # the first `low` fit; `high + 1` are not known to
+            while low < high:
+                middle = (low + high + 1) // 2
+                attempt = keep.copy()
+                attempt[first:middle] = True
+                trial = self.where(places[attempt], tokens[attempt], free)
+                low, high, found = (middle, high, trial) if trial.possible else (low, middle - 1, found)
+            keep[first:low] = True
+            first = low + 1
+        return found, keep
 
 
-def ends(automaton: Automaton, ahead: Tensor) -> Tensor:
-    """bool [R]: whether an end can be reached."""
-    return (ahead[:, -1] * automaton.accept).amax(dim=1) > 0
+def _forward(automaton: Automaton, kind: np.ndarray, boards: np.ndarray, first: int) -> None:
+    """Fill in the states that can be reached behind each position from `first` on."""
+    table, edges = automaton.columns, automaton.edges
+    boards[first + 1 :] = False
+    for place, group in enumerate(kind[first:].tolist(), start=first):
+        here, after = boards[place], boards[place + 1]
+        if group != FREE:
+            after[table[group][here]] = True
+            after[-1] = False  # nothing leads out of the dead state
+        elif len(edges.targets):
+            after[edges.targets] = np.logical_or.reduceat(here[edges.into], edges.into_at)
 
 
-def agreed(
-    automaton: Automaton, tokens: Tensor, masked: Tensor, length: Tensor, start: Tensor, wanted: Tensor,
-    proposed: Tensor, rank: Tensor,
-) -> Tensor:  # fmt: skip
-    """bool [R, L]: what of `wanted` can be written together, `proposed` at each place; readier ones come first.
-
-    tokens, masked  the canvas without these writes, which can be completed
-    rank            float [R, L]; larger is readier
-
-    All of it, in most steps, which takes one look. Otherwise each row is taken by itself: what is ready is added one
-    by one, and left out where it contradicts what was added before. All beginnings of that order are tried at once.
-    """
-    ahead = forward(automaton, torch.where(wanted, proposed, tokens), masked & ~wanted, length, start)
-    fits = ends(automaton, ahead)
-    if bool(fits.all()):
-        return wanted
-    kept = wanted.clone()
-    for row in (~fits).nonzero().squeeze(1).tolist():
-        kept[row] = _agreed_in_order(
-            automaton, tokens[row], masked[row], length[row], start[row], wanted[row], proposed[row], rank[row]
-        )
-    return kept
-
-
-def _agreed_in_order(
-    automaton: Automaton, tokens: Tensor, masked: Tensor, length: Tensor, start: Tensor, wanted: Tensor,
-    proposed: Tensor, rank: Tensor,
-) -> Tensor:  # fmt: skip
-    """The same for one row; boards [L]."""
-    score = torch.where(wanted, rank.clamp(min=torch.finfo(rank.dtype).min), -torch.inf)
-    order = score.sort(descending=True, stable=True).indices[: int(wanted.sum())].tolist()
-    kept = torch.zeros_like(wanted)
-    while order:
-        tries = kept.repeat(len(order), 1)
-        for number, place in enumerate(order):
-            tries[number:, place] = True
-        count = len(order)
-        ahead = forward(
-            automaton, torch.where(tries, proposed, tokens), masked & ~tries, length.expand(count), start.expand(count)
-        )
-        fits = ends(automaton, ahead).tolist()
-        good = fits.index(False) if False in fits else count
-        if good:
-            kept = tries[good - 1]
-        order = order[good + 1 :]
-    return kept
-
-
-def _outside(size: int, length: Tensor) -> Tensor:
-    """bool [R, L]: positions beyond the end of a row."""
-    return torch.arange(size, device=length.device) >= length[:, None]
+def _backward(automaton: Automaton, kind: np.ndarray, boards: np.ndarray, stop: int) -> None:
+    """Fill in the states from which an end can be reached from each position before `stop` on."""
+    table, edges = automaton.columns, automaton.edges
+    boards[:stop] = False
+    for place, group in zip(range(stop - 1, -1, -1), kind[:stop][::-1].tolist(), strict=True):
+        here, after = boards[place], boards[place + 1]
+        if group != FREE:
+            here[:] = after[table[group]]
+        elif len(edges.sources):
+            here[edges.sources] = np.logical_or.reduceat(after[edges.out], edges.out_at)

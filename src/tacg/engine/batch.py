@@ -85,6 +85,8 @@ class Batch:
         self.spec, self.device, self.max_rows = spec, device, max_rows
         self.mode = resolve_mode(self.decode.cache, self.decode.observe, spec, self.needs)
         self.whole = self.decode.observe == "sequence" or self.needs.scope != "block"
+        # Blocks that are not open are not computed there, so nothing of them can be observed.
+        self.sees_all = self.whole and self.mode != "dual" and spec.causal_block is None
         self.compact = device.type == "cpu" and not self.needs.branches
         self.rows: list[Row | None] = []
         self.store = Store()
@@ -103,7 +105,7 @@ class Batch:
         # What few requests ask for.
         self.constrained: Constrained | None = None
         if request.constraint is not None:
-            self.constrained = Constrained(device, compact=self.compact, revises=self.policy.revises)
+            self.constrained = Constrained(device, spec.mask_id, compact=self.compact, revises=self.policy.revises)
         self.attended = Attended(self.needs.attention) if self.needs.attention else None
         self.further: list[Further] = [] if self.attended is None else [self.attended]
         if self.needs.samples or self.needs.names & {*BY_ENGINE}:
@@ -227,7 +229,7 @@ class Batch:
         self.plan.charge(self.live(), self.spec)
 
     def _look(self) -> StepView:
-        observed, eligible = in_view(self.boards, self.needs, whole=self.whole, cut=self.cut)
+        observed, eligible = in_view(self.boards, self.needs, whole=self.sees_all, cut=self.cut)
         if self.compact:
             places = observed.view(-1).nonzero().squeeze(1)
             return StepView(observed, eligible, places, self._slots(places))
@@ -257,7 +259,7 @@ class Batch:
         logits.index_fill_(1, self.suppressed, lowest(logits.dtype))
         if self.constrained is not None:
             assert self.view is not None
-            self.constrained.apply(logits, self.boards, self.answer, self.view.places)
+            self.constrained.apply(logits, (len(self.rows), self.length), self.view.places)
         scan, signals = self.scan(logits, hidden, eager=eager)
         decision = self.decide(signals)
         return self.read(self.commit(scan, signals, decision), signals, decision)
@@ -296,7 +298,7 @@ class Batch:
             raise TacgError(f"`{self.policy.name}` re-masks or edits what is committed, so its `revises` must be true.")
         writes, cut = None, None
         if self.constrained is not None:
-            writes = self.constrained.settle(self.boards, self.answer, signals, decision, self.spec.mask_id)
+            writes = self.constrained.settle(signals, decision)
             cut = self.constrained.cut
         self.boards, after, kept, report = advance(
             self.boards, self.answer, signals, decision, self.needs, self.spec.mask_id, self.eos, self.ruler, before,

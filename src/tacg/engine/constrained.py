@@ -1,13 +1,17 @@
-"""Rows whose answers must look like something: what their positions may become, and what is written together."""
+"""Rows whose answers must look like something: what their positions may become, and what is written together.
+
+What a canvas may become is found on the host, which knows every canvas. A step reads one board more for that, what was
+decided, and uploads two: what is written of it, and what each position may become.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from tacg.constraint.reach import Reach, agreed
+from tacg.constraint.reach import Reach
 from tacg.constraint.regex import short
 from tacg.engine.commits import resolve_commits
 from tacg.errors import TacgError
@@ -20,118 +24,132 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from tacg.constraint import Automaton
-    from tacg.engine.advance import Boards
     from tacg.engine.request import Request
     from tacg.engine.row import Row
     from tacg.types import Decision, Signals
 
-
-@dataclass(slots=True)
-class Group:
-    """Rows of a batch that share an automaton.
-
-    slots    int64 [R]        where they are; `start` int64 [R]: the state in which each begins
-    allowed  bool [R, L, C]   the classes of tokens that each position may become
-    """
-
-    automaton: Automaton
-    slots: Tensor
-    start: Tensor
-    allowed: Tensor | None = None
+AT_ONCE = 1 << 19  # logits that a CPU masks at once: they stay in its cache
 
 
-class Constrained:
-    """The constraints of a batch: one group for each automaton, so that unlike rows go side by side.
+class Held:
+    """A row that is held to a constraint: its boards, and what its positions may become.
 
+    allowed  bool [L, C]  the classes of tokens; none at all where nobody asks
     revises  whether the policy may change what is written: what a written position may become counts as well
     """
 
-    def __init__(self, device: torch.device, *, compact: bool, revises: bool) -> None:
-        self.device, self.compact, self.revises = device, compact, revises
-        self.groups: list[Group] = []
-        self.stale = True
+    def __init__(self, row: Row, mask_id: int, *, revises: bool) -> None:
+        self.row, self.mask_id, self.revises = row, mask_id, revises
+        automaton = row.request.constraint
+        assert automaton is not None
+        self.automaton, self.holes = automaton, np.array(row.request.holes(mask_id))
+        tokens = np.array(row.answer)
+        self.reach = Reach.of(automaton, tokens, tokens == mask_id, row.request.start)
+        self.allowed = np.zeros((len(tokens), automaton.table.shape[1]), dtype=bool)
+        self._look(self.reach, np.ones(len(tokens), dtype=bool))
+
+    def settle(self, reason: np.ndarray, token: np.ndarray, rank: np.ndarray) -> None:
+        """Of what was decided, keep what can stand together; then write what can only be one token. All [L].
+
+        Masks come before edits, so that a row always gets ahead.
+        """
+        answer = np.array(self.row.answer)
+        masked, remask = answer == self.mask_id, reason == int(Reason.REMASK)
+        wanted = np.flatnonzero((reason > 0) & ~remask)
+        order = wanted[np.lexsort((-rank[wanted], ~masked[wanted]))]
+        reach, keep = self.reach.agreed(order, token[order], remask if remask.any() else None)
+        reason[order[~keep]] = 0
+        before, after = self.reach, reach.completed(self.reach)
+        self._look(after, after.changed(before))
+        only, what = after.forced(self.allowed)
+        same = remask[only] & (what == answer[only])  # it would be written again at once
+        token[only], reason[only] = what, np.where(same, 0, int(Reason.FORCED))
+        if len(only):  # what is forced changes no board but its own
+            self._look(after.where(only, what).completed(after), np.zeros(len(masked), dtype=bool))
+
+    def _look(self, reach: Reach, changed: np.ndarray) -> None:
+        """Find what positions may become, where that has changed."""
+        places = np.flatnonzero(changed & (self.holes if self.revises else reach.free))
+        self.reach = reach
+        self.allowed[places] = reach.allowed(places)
+
+
+class Constrained:
+    """The constraints of a batch. Rows that share an automaton are masked together; unlike rows go side by side.
+
+    cut  float [S, L]: the probability that constraints took away in this step
+    """
+
+    def __init__(self, device: torch.device, mask_id: int, *, compact: bool, revises: bool) -> None:
+        self.device, self.mask_id, self.compact, self.revises = device, mask_id, compact, revises
+        self.rows: dict[int, Held] = {}  # by number
+        self.groups: list[list[Held]] = []
         self.cut = torch.zeros(0, 0, device=device)
 
     def regroup(self, rows: Sequence[Row | None]) -> None:
         """Rows have come or gone."""
-        kinds: dict[int, list[Row]] = {}
-        for row in rows:
-            if row is not None:
-                assert row.request.constraint is not None
-                kinds.setdefault(id(row.request.constraint), []).append(row)
-        self.groups = []
-        for members in kinds.values():
-            automaton = members[0].request.constraint
-            assert automaton is not None
-            table = torch.tensor([[row.slot, row.request.start] for row in members], device=self.device)
-            self.groups.append(Group(automaton.to(self.device), table[:, 0], table[:, 1]))
-        self.stale = True
+        live = [row for row in rows if row is not None]
+        self.rows = {
+            row.number: self.rows.get(row.number) or Held(row, self.mask_id, revises=self.revises) for row in live
+        }
+        kinds: dict[int, list[Held]] = {}
+        for held in self.rows.values():
+            kinds.setdefault(id(held.automaton), []).append(held)
+        self.groups = list(kinds.values())
 
-    def apply(self, logits: Tensor, boards: Boards, answer: Tensor, places: Tensor | None) -> None:
-        """Suppress, in place, all that no answer can have; `cut` float [S, L] is the probability that it had.
+    def apply(self, logits: Tensor, shape: tuple[int, int], places: Tensor | None) -> None:
+        """Suppress, in place, all that no answer can have, and note what probability it had.
 
-        places  int64 [P], the positions of the logits, as indices into [S * L] (None: all)
+        shape   S and L of the boards; `places` int64 [P], the positions of the logits, as indices into them (None: all)
         """
-        rows, length = answer.shape
-        if self.stale:
-            for group in self.groups:
-                at = group.slots
-                self._look(group, answer[at], boards.masked[at], boards.length[at])
-            self.stale = False
-        flat = torch.arange(rows * length, device=self.device) if places is None else places
-        self.cut = torch.zeros(rows * length, device=self.device)
-        seat = torch.zeros(rows, dtype=torch.int64, device=self.device)
+        slots, length = shape
+        flat = torch.arange(slots * length, device=self.device) if places is None else places
+        self.cut = torch.zeros(slots * length, device=self.device)
         for group in self.groups:
-            assert group.allowed is not None
-            seat[group.slots] = torch.arange(len(group.slots), device=self.device)
-            mine = self._mine(group, flat, length, rows)
-            slot = flat[mine] // length
-            classes = group.allowed[seat[slot], flat[mine] - slot * length]
-            classes = classes | ~classes.any(dim=1, keepdim=True)  # not in view
-            part = logits if len(mine) == len(logits) else logits[mine]
-            before = part.float().logsumexp(dim=1)
-            part.masked_fill_(~classes[:, group.automaton.kind], lowest(logits.dtype))
-            self.cut[flat[mine]] = (1 - (part.float().logsumexp(dim=1) - before).exp()).clamp(0, 1).nan_to_num(0.0)
-            if part is not logits:
-                logits.index_copy_(0, mine, part)
-        self.cut = self.cut.view(rows, length)
+            board = np.zeros((slots, length, group[0].allowed.shape[1]), dtype=bool)
+            for held in group:
+                board[held.row.slot, : len(held.allowed)] = held.allowed
+            allowed = torch.from_numpy(board).to(self.device).flatten(0, 1)
+            mine = self._mine(group, flat, shape)
+            kinds, at_once = group[0].automaton.kinds(self.device), self._at_once(logits)
+            for part in torch.split(mine, at_once):
+                here = flat[part]
+                self.cut[here] = _hold(logits, part, allowed[here], kinds)
+        self.cut = self.cut.view(shape)
 
-    def _mine(self, group: Group, flat: Tensor, length: int, rows: int) -> Tensor:
+    def _at_once(self, logits: Tensor) -> int:
+        """How many positions are masked together: all on a device, few on a CPU."""
+        return max(1, AT_ONCE // logits.shape[1]) if self.device.type == "cpu" else len(logits)
+
+    def _mine(self, group: list[Held], flat: Tensor, shape: tuple[int, int]) -> Tensor:
         """int64 [M]: which of the logits belong to rows of this group."""
+        slots = torch.tensor([held.row.slot for held in group], device=self.device)
         if self.compact:
-            return torch.isin(flat // length, group.slots).nonzero().squeeze(1)
-        return torch.arange(len(flat), device=self.device).view(rows, -1)[group.slots].flatten()
+            return torch.isin(flat // shape[1], slots).nonzero().squeeze(1)
+        return torch.arange(len(flat), device=self.device).view(shape[0], -1)[slots].flatten()
 
-    def settle(
-        self, boards: Boards, answer: Tensor, signals: Signals, decision: Decision, mask_id: int
-    ) -> tuple[Tensor, Tensor]:
-        """What is written and why, int64 [S, L] of `Reason`, and with which tokens, int64 [S, L].
+    def settle(self, signals: Signals, decision: Decision) -> tuple[Tensor, Tensor]:
+        """What is written and why, int64 [S, L] of `Reason`, and with which tokens, int64 [S, L]."""
+        rank = decision.rank.double().nan_to_num(0.0)
+        wanted = torch.stack([resolve_commits(signals, decision), signals.token, rank.view(torch.int64)]).cpu().numpy()
+        reason, token, ranks = wanted[0], wanted[1], wanted[2].view("float64")
+        for held in self.rows.values():
+            at = held.row.slot, slice(len(held.row.answer))
+            held.settle(reason[at], token[at], ranks[at])
+        made = torch.from_numpy(wanted[:2]).to(self.device)
+        return made[0], made[1]
 
-        Of what was decided, as much as can stand together; what contradicts something readier stays as it is. Then
-        what can only be one token is that token.
-        """
-        reason, token = resolve_commits(signals, decision), signals.token.clone()
-        remask = reason == int(Reason.REMASK)
-        masked, canvas = boards.masked | remask, torch.where(remask, mask_id, answer)
-        wanted = (reason > 0) & ~remask
-        # Masks come before edits, so that a row always gets ahead.
-        rank = torch.where(boards.masked, decision.rank.double().clamp(-1e30, 1e30), -1e300)
-        for group in self.groups:
-            at = group.slots
-            here, open_, length, new, want = canvas[at], masked[at], boards.length[at], token[at], wanted[at]
-            kept = agreed(group.automaton, here, open_, length, group.start, want, new, rank[at])
-            only, what = self._look(group, torch.where(kept, new, here), open_ & ~kept, length)
-            token[at] = torch.where(only, what, new)
-            why = reason[at].masked_fill(want & ~kept, 0).masked_fill(only, int(Reason.FORCED))
-            reason[at] = why.masked_fill(only & remask[at], 0)  # it would be written again at once
-        return reason, token
 
-    def _look(self, group: Group, answer: Tensor, masked: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """Find what the positions of a group may become; masks that may become one token alone, and that token."""
-        reach = Reach.of(group.automaton, answer, masked, length, group.start)
-        where = None if self.revises or not self.compact else masked
-        group.allowed = reach.allowed(where, masked.shape)
-        return reach.forced(group.allowed, masked)
+def _hold(logits: Tensor, rows: Tensor, allowed: Tensor, kinds: Tensor) -> Tensor:
+    """Suppress in these rows of the logits what is not of an allowed class; the probability that it had, float [M].
+
+    A position of which nothing is known is not in view: everything is allowed there.
+    """
+    allowed = allowed | ~allowed.any(dim=1, keepdim=True)
+    keeps, part = allowed[:, kinds], logits[rows]
+    share = part.float().softmax(dim=1)
+    logits[rows] = part.masked_fill(~keeps, lowest(logits.dtype))
+    return (share * ~keeps).sum(dim=1).clamp(0, 1).nan_to_num(0.0)
 
 
 def begin(request: Request, answer: list[int], mask_id: int) -> tuple[list[int], set[int]]:
@@ -142,13 +160,13 @@ def begin(request: Request, answer: list[int], mask_id: int) -> tuple[list[int],
     automaton = request.constraint
     if automaton is None:
         return answer, set()
-    tokens, length = torch.tensor([answer]), torch.tensor([len(answer)])
-    masked = tokens == mask_id
-    reach = Reach.of(automaton, tokens, masked, length, torch.tensor([request.start]))
-    if not bool(reach.possible):
+    tokens = np.array(answer)
+    reach = Reach.of(automaton, tokens, tokens == mask_id, request.start)
+    if not reach.possible:
         raise TacgError(_why(automaton, request, len(answer)))
-    only, what = reach.forced(reach.allowed(masked, masked.shape), masked)
-    return torch.where(only, what, tokens)[0].tolist(), {*only[0].nonzero().squeeze(1).tolist()}
+    only, what = reach.forced()
+    tokens[only] = what
+    return tokens.tolist(), {*only.tolist()}
 
 
 def _why(automaton: Automaton, request: Request, length: int) -> str:

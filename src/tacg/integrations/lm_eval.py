@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lm_eval.models  # noqa: F401 (registers the harness's own models; ours alone would hide them)
@@ -17,9 +18,12 @@ import torch
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
+from tacg.constraint.pattern import NAMES as CONSTRAINTS
+from tacg.constraint.pattern import own_or, pattern_of
 from tacg.engine.request import Decode
 from tacg.errors import TacgError
 from tacg.experiments.likelihood import monte_carlo
+from tacg.files import read_json
 from tacg.llm import LLM, load
 from tacg.policies import get_policy
 
@@ -42,7 +46,9 @@ class TacgLM(LM):
     policy        as everywhere: "tacg", "tacg+klass", "tacg:llada/gsm8k"
     mc_num        samples of the Monte-Carlo estimate of a log-likelihood (LLaDA's evaluation: 128)
     check_greedy  also tell whether one token per step writes the answer: as many forwards as it has tokens
-    settings      knobs of decode and policy; `gen_length` wins over what a task asks for (`max_gen_toks`)
+    settings      knobs of decode and policy; `gen_length` wins over what a task asks for (`max_gen_toks`). What answers
+                  must look like, too: `schema` (a JSON schema or the name of its file), `regex` or `choices`, unless
+                  the task's `generation_kwargs` say it
     """
 
     def __init__(
@@ -58,8 +64,10 @@ class TacgLM(LM):
         self.mc_num = _count("mc_num", mc_num)
         most = _count("max_batch_size", 32 if max_batch_size is None else max_batch_size)
         self.rows = most if str(batch_size).startswith("auto") else _count("batch_size", batch_size)
+        pattern_of(_constraint(settings))
+        ours = {*Decode().knobs(), *CONSTRAINTS}
         Decode().replace(**{name: value for name, value in settings.items() if name in Decode().knobs()})
-        get_policy(policy, **{name: value for name, value in settings.items() if name not in Decode().knobs()})
+        get_policy(policy, **{name: value for name, value in settings.items() if name not in ours})
 
     # -- text ------------------------------------------------------------------------------------------------------
 
@@ -71,7 +79,9 @@ class TacgLM(LM):
         found: dict[int, str] = {}
         for (length, temperature), numbers in groups.items():
             prompts = [requests[number].args[0] for number in numbers]
-            settings = {"gen_length": length, "temperature": temperature, **self.settings}
+            asked = [_constraint(requests[number].args[1]) for number in numbers]
+            held = own_or(_constraint(self.settings), asked)
+            settings = {"gen_length": length, "temperature": temperature, **self.settings, **held}
             outputs = self.llm.generate(prompts, self.policy, chat=False, batch_size=self.rows, **settings)
             for number, output in zip(numbers, outputs, strict=True):
                 found[number] = cut(output.text, requests[number].args[1].get("until"))
@@ -142,6 +152,14 @@ def _place(device: str | None) -> str:
         LOG.warning("There is no CUDA here, so the model runs on the CPU; --device cpu says so without a warning.")
         return "cpu"
     return device or "cpu"
+
+
+def _constraint(settings: dict[str, Any]) -> dict[str, Any]:
+    """What answers must look like, of a model's or a task's settings; a schema may be the name of a file."""
+    own = {name: settings[name] for name in CONSTRAINTS if settings.get(name) is not None}
+    if isinstance(own.get("schema"), str):
+        own["schema"] = read_json(Path(own["schema"]), "JSON schema")
+    return own
 
 
 def cut(text: str, until: str | Sequence[str] | None) -> str:

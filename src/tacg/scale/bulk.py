@@ -6,10 +6,14 @@ each once, into a journal: started again, it goes on with the prompts that have 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from tacg.constraint.pattern import NAMES as CONSTRAINTS
+from tacg.constraint.pattern import own_or, pattern_of
+from tacg.constraint.regex import byte_automaton
 from tacg.engine.request import resolve
 from tacg.errors import LogitsError, TacgError
 from tacg.files import parse_json, refuse_irregular
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
-READERS = {".jsonl": "read_json", ".parquet": "read_parquet"}
+KINDS = (".jsonl", ".parquet")
 LENGTH = "_length"
 ANSWER = {"text": str, "tokens": COUNT, "steps": COUNT, "forwards": COUNT, "finish_reason": str, "model?": str}
 
@@ -35,17 +39,19 @@ def generate(
 ) -> int:  # fmt: skip
     """Answer every prompt of a JSONL or Parquet file; returns how many answers the file `out` has in the end.
 
-    key, column  the columns of the rows' names, which must differ, and of the prompts
+    key, column  the columns of the rows' names, which must differ, and of the prompts; a row's columns `schema`,
+                 `regex` or `choices` say what its answer must look like, and win over settings of the same names
     out          JSONL: a header, then one row per prompt with text, tokens, steps, forwards and the identity of the
                  model that answered, in the order of the source; answers of two models are refused
     resume       go on with `out`: only prompts without an answer are decoded
     """
-    made, decode = resolve(policy, dict(settings))
-    names = _names(source, key, column)
+    shared = pattern_of(settings)
+    made, decode = resolve(policy, {name: value for name, value in settings.items() if name not in CONSTRAINTS})
+    names, held = _asked(source, key, column)
     refuse_unwritable(out, resume=resume)
     ray = start(address)
     place, count = room(machines(ray), cores, replicas, reader=True)
-    data = _read(source)
+    data = _read(source, key, column, type(names[0]))
     header = {
         "run": {
             "source": source.name, "rows": len(names), "key": key, "column": column,
@@ -55,6 +61,7 @@ def generate(
         "policy": {"policy": made.label, **made.values()},
         "decode": {**decode.values(), "suppress": list(decode.suppress)},
         "versions": {"tacg": __version__},
+        **({} if shared is None else {"constraint": {"pattern": shared}}),
     }  # fmt: skip
     failed = []
     with Journal(out, header, resume=resume) as journal:
@@ -66,7 +73,7 @@ def generate(
         answered = shares.map_batches(
             BulkReplica, batch_size=batch_size, num_cpus=place.cores, num_gpus=place.gpus,
             compute=ray.data.ActorPoolStrategy(size=count),
-            fn_constructor_args=(model, dtype, place.device, cores, policy, dict(settings), key, column),
+            fn_constructor_args=(model, dtype, place.device, cores, policy, dict(settings), key, column, held),
         )  # fmt: skip
         if len(known) < len(names):
             with told_here():
@@ -90,15 +97,16 @@ class BulkReplica(Replica):
 
     def __init__(
         self, source: str, dtype: str, device: str, threads: int, policy: str, settings: dict[str, Any], key: str,
-        column: str,
+        column: str, held: dict[Any, dict[str, Any]],
     ) -> None:  # fmt: skip
         super().__init__(source, dtype, device, threads)
-        self.policy, self.settings, self.key, self.column = policy, settings, key, column
+        self.policy, self.settings, self.key, self.column, self.held = policy, settings, key, column, held
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The batch's answers."""
         prompts = [str(prompt) for prompt in batch[self.column]]
-        found = dict(self.decode(list(enumerate(prompts)), self.policy, len(prompts), self.settings))
+        constraints = own_or(self.settings, [self.held.get(name, {}) for name in batch[self.key].tolist()])
+        found = dict(self.decode(list(enumerate(prompts)), self.policy, len(prompts), {**self.settings, **constraints}))
         outputs = [found[number] for number in range(len(prompts))]
         return {
             self.key: list(batch[self.key]),
@@ -120,22 +128,29 @@ def _refuse_another_model(row: dict[str, Any], other: dict[str, Any], key: str, 
         )
 
 
-def _read(source: Path) -> Any:
+def _read(source: Path, key: str, column: str, name: type) -> Any:
+    """Names, which are texts or whole numbers, and prompts. Other columns may be anything, so nobody reads them."""
+    import pyarrow.json
     import ray
 
-    return getattr(ray.data, READERS[source.suffix])(str(source.resolve()))
+    if source.suffix == ".parquet":
+        return ray.data.read_parquet(str(source.resolve()), columns=[key, column])
+    kinds = pyarrow.schema([(key, pyarrow.string() if name is str else pyarrow.int64()), (column, pyarrow.string())])
+    options = pyarrow.json.ParseOptions(explicit_schema=kinds, unexpected_field_behavior="ignore")
+    return ray.data.read_json(str(source.resolve()), parse_options=options)
 
 
-def _names(source: Path, key: str, column: str) -> list[Any]:
-    """The names of all rows, in order; raises unless there are prompts and every name is there once.
+def _asked(source: Path, key: str, column: str) -> tuple[list[Any], dict[Any, dict[str, Any]]]:
+    """The names of all rows, in order, and the constraints of those that have some.
 
-    Read here and not by Ray Data, which hands rows over in whatever order they come.
+    Raises unless there are prompts, every name is there once and all constraints make sense. Read here and not by Ray
+    Data, which hands rows over in whatever order they come.
     """
-    if source.suffix not in READERS:
-        raise TacgError(f"`source` must end in {' or '.join(READERS)}, got {source.name!r}.")
+    if source.suffix not in KINDS:
+        raise TacgError(f"`source` must end in {' or '.join(KINDS)}, got {source.name!r}.")
     refuse_irregular(source, "file of prompts")
     rows = _table(source, key, column) if source.suffix == ".parquet" else _lines(source)
-    names = []
+    names, held = [], {}
     for number, row in enumerate(rows, start=1):
         for name in (key, column):
             if name not in row:
@@ -144,13 +159,34 @@ def _names(source: Path, key: str, column: str) -> list[Any]:
         if type(row[key]) not in (str, int) or not isinstance(row[column], str):
             raise TacgError(f"{source}, row {number}: {key!r} must be text or a whole number, {column!r} text.")
         names.append(row[key])
+        if own := _constraint(row, f"{source}, row {number}"):
+            held[row[key]] = own
     if len({type(name) for name in names}) != 1:
         what = f"texts and numbers in column {key!r}: make them alike" if names else "no prompts"
         raise TacgError(f"{source} has {what}.")
     for name, count in Counter(names).items():
         if count > 1:
             raise TacgError(f"Names must differ, but {brief(name)} of column {key!r} occurs {count} times in {source}.")
-    return names
+    return names, held
+
+
+@functools.lru_cache(maxsize=1024)
+def _readable(pattern: str) -> None:
+    """Raise now if no automaton can be made of it."""
+    byte_automaton(pattern)
+
+
+def _constraint(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """What the row's answer must look like. A schema may be JSON in a text: a table's columns have one type."""
+    own = {name: row[name] for name in CONSTRAINTS if row.get(name) is not None}
+    if isinstance(own.get("schema"), str):
+        own["schema"] = parse_json(own["schema"], f"{where}: `schema`")
+    try:
+        if pattern := pattern_of(own):
+            _readable(pattern)
+    except TacgError as error:
+        raise TacgError(f"{where}: {error}") from None
+    return own
 
 
 def _lines(source: Path) -> Iterator[dict[str, Any]]:
@@ -168,7 +204,7 @@ def _table(source: Path, key: str, column: str) -> Iterator[dict[str, Any]]:
     from pyarrow import parquet
 
     try:
-        wanted = [name for name in parquet.read_schema(source).names if name in (key, column)]
+        wanted = [name for name in parquet.read_schema(source).names if name in (key, column, *CONSTRAINTS)]
         for batch in parquet.ParquetFile(source).iter_batches(columns=wanted):
             yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:

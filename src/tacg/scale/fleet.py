@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tacg.constraint.pattern import some_of
 from tacg.errors import LogitsError, TacgError
 
 if TYPE_CHECKING:
@@ -109,7 +110,8 @@ class Fleet:
         pool, outputs = ActorPool(self.replicas), dict[int, Any]()
         todo = shares(prompts, batch_size, len(self.replicas))
         for share in todo:
-            pool.submit(lambda actor, mine: actor.decode.remote(mine, policy, batch_size, settings), share)
+            own = some_of(settings, [number for number, _ in share], len(prompts))
+            pool.submit(lambda actor, job: actor.decode.remote(job[0], policy, batch_size, job[1]), (share, own))
         while pool.has_next():
             with told_here():
                 done = pool.get_next_unordered()
