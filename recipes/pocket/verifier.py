@@ -3,7 +3,7 @@
     python recipes/pocket/verifier.py --model src/tacg/models/pocket --out runs/verifier
 
 The result is a Qwen2 checkpoint below 1 MB: `tacg.load("pocket", verifier="runs/verifier")`. How well it predicts
-answers that it has not seen is in its `quality.json`.
+answers that it has not seen is in its `quality.json`. The package carries one as `models/pocket/verifier`.
 """
 
 from __future__ import annotations

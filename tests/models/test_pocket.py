@@ -31,9 +31,20 @@ def test_the_package_carries_it(tmp_path: Path) -> None:
     subprocess.run(words, cwd=ROOT, check=True, capture_output=True, timeout=120)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    for file in HOME.iterdir():
-        assert f"tacg/models/pocket/{file.name}" in names
-    assert sum(file.stat().st_size for file in HOME.iterdir()) < 12e6
+    files = [file for file in HOME.rglob("*") if file.is_file()]
+    assert HOME / "verifier" / "model.safetensors" in files
+    for file in files:
+        assert f"tacg/models/pocket/{file.relative_to(HOME).as_posix()}" in names
+    assert sum(file.stat().st_size for file in files) < 12e6
+
+
+def test_it_brings_a_verifier_that_knows_its_tasks(pocket: tacg.LLM) -> None:
+    """`apd` needs no option, and commits several tokens per step because draft and verifier agree on them."""
+    quality = json.loads((HOME / "verifier" / "quality.json").read_text())
+    assert all(found["right"] > 0.9 for found in quality.values()), "of the tokens of unseen answers"
+    prompt = next(get_task("pocket-code").problems("dev", 1)).prompt
+    output = pocket.generate(prompt, "apd", gen_length=96, block_length=32, early_stop=False)
+    assert output.auxiliary == output.forwards == output.steps < 32
 
 
 def test_its_record_is_of_these_weights_and_meets_the_bar() -> None:
