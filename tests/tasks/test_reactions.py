@@ -10,6 +10,7 @@ import pytest
 
 from tacg import Canvas, Hole, TacgError
 from tacg.tasks import get_task, judged_names
+from tacg.tasks.holes import TextsWithHoles
 from tacg.tasks.reactions import _reactions, smiles_tokens, valence_holds, well_formed
 
 if TYPE_CHECKING:
@@ -35,17 +36,18 @@ def test_halves_share_nothing_and_make_up_the_set() -> None:
 @pytest.mark.parametrize("name", judged_names())
 def test_the_share_that_is_masked(name: str) -> None:
     task = get_task(name)
+    assert isinstance(task, TextsWithHoles)
     assert task.name == name
     for problem in task.problems("dev", n=50):
         canvas = problem.asked
         assert isinstance(canvas, Canvas)
-        tokens, holes = smiles_tokens(problem.answer), problem.data["holes"]
-        assert len(holes) == round(task.masked * len(tokens))  # type: ignore[attr-defined]
+        tokens, holes = task.tokens(problem.answer), problem.data["holes"]
+        assert len(holes) == round(task.masked * len(tokens))
         assert sum(part.length for part in canvas.parts if isinstance(part, Hole)) == len(holes)
-        assert ">>" in problem.prompt, "the arrow is given"
+        assert (">>" in problem.prompt) == ("reactions" in name), "the arrow is given"
         runs = len([part for part in canvas.parts if isinstance(part, Hole)])
         assert ("span" in name) == (runs <= 1 + ("⟩>>⟨" in problem.prompt))
-        ids = canvas.ids(lambda text: [hash(token) for token in smiles_tokens(text)], mask_id=-1)
+        ids = canvas.ids(lambda text: [hash(token) for token in task.tokens(text)], mask_id=-1)
         wanted = [-1 if place in holes else hash(token) for place, token in enumerate(tokens)]
         assert ids == wanted, "what is given is where it was"
 
@@ -118,3 +120,19 @@ def test_own_reactions(tmp_path: Path) -> None:
     file.write_text("CCO\n")
     with pytest.raises(TacgError, match="must hold a reaction on each line, such as CCO>>CC=O; got 'CCO'"):
         next(get_task("reactions", data=str(file), masked=0.3).problems())
+
+
+def test_antibodies(tmp_path: Path) -> None:
+    """Two halves of real sequences, which share none; a sequence that is none is refused."""
+    task = get_task("antibodies")
+    dev, test = ({problem.answer for problem in task.problems(split)} for split in ("dev", "test"))
+    assert not dev & test
+    assert (len(dev | test), min(len(dev), len(test)) > 800) == (1712, True)
+    problem = next(task.problems(n=1))
+    wrong = problem.answer[:-1] + ("A" if problem.answer[-1] != "A" else "C")
+    assert task.grade(problem, problem.answer).score == 1
+    assert not task.grade(problem, wrong).correct
+    file = tmp_path / "mine.txt"
+    file.write_text("EVQLVE\nEVQL VE\n")
+    with pytest.raises(TacgError, match="must hold a sequence of amino acids on each line, got 'EVQL VE'"):
+        next(get_task("antibodies", data=str(file)).problems())

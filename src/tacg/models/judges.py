@@ -144,7 +144,7 @@ JUDGES = {
                 ),
                 (f"{_ANTIBERTY}/vocab.txt", "6db8c6cd6361eb233005b2dfe665d40d7f1ba78951bdf0fe61fa670ce192419a"),
             ),
-            LETTERS,
+            LETTERS, "antibodies",
         ),
     )
 }  # fmt: skip

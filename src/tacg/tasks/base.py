@@ -134,14 +134,12 @@ _BENCHMARKS = {
 
 
 # What judges are asked (`tacg judges`); each name with its knobs.
+_HOLES = {"reactions": "tacg.tasks.reactions:Reactions", "antibodies": "tacg.tasks.antibodies:Antibodies"}
+_SHARES: dict[str, dict[str, Any]] = {"": {}, "-30": {"masked": 0.3}, "-70": {"masked": 0.7}}
 _JUDGED: dict[str, dict[str, Any]] = {
-    "reactions": {},
-    "reactions-30": {"masked": 0.3},
-    "reactions-70": {"masked": 0.7},
-    "reactions-span": {"where": "span"},
-    "reactions-30-span": {"masked": 0.3, "where": "span"},
-    "reactions-70-span": {"masked": 0.7, "where": "span"},
-}
+    f"{kind}{share}{span}": masked | ({"where": "span"} if span else {})
+    for kind in _HOLES for span in ("", "-span") for share, masked in _SHARES.items()
+}  # fmt: skip
 
 
 def task_names() -> list[str]:
@@ -166,7 +164,7 @@ def judged_names() -> list[str]:
 
 def get_task(name: str, **knobs: Any) -> Task:
     """A task by name; its knobs set the difficulty, or where a set is and how it is asked."""
-    known = _TASKS | _FREE | _BENCHMARKS | dict.fromkeys(_JUDGED, "tacg.tasks.reactions:Reactions")
+    known = _TASKS | _FREE | _BENCHMARKS | {each: _HOLES[each.partition("-")[0]] for each in _JUDGED}
     if name not in known:
         raise unknown("task", name, known)
     module, _, attribute = known[name].partition(":")
