@@ -29,6 +29,7 @@ KINDS = (
     "fleet",
     "graders",
     "agreement",
+    "constraint",
 )
 EPILOG = """[bold]Examples[/bold]
 
@@ -54,7 +55,9 @@ tacg bench fleet --requests 500              two nodes of a Ray cluster, one rep
 
 tacg bench graders --sets data               do the graders grade? right and wrong answers to the four public sets
 
-tacg bench agreement --sources checkouts     do we decode as the authors' code does? canvas by canvas"""
+tacg bench agreement --sources checkouts     do we decode as the authors' code does? canvas by canvas
+
+tacg bench constraint --trials 10000         do structured answers hold? random constraints, logits; cost; clients"""
 
 
 def main(
@@ -63,7 +66,8 @@ def main(
     gen_length: Annotated[int, typer.Option(help="cache: positions to generate.", min=8)] = 64,
     model: Model = DEFAULT_MODEL,
     gigabytes: Annotated[float, typer.Option(help="load: size of the checkpoint.", min=0.01)] = 2.0,
-    requests: Annotated[int, typer.Option(help="serve, fleet: requests in all.", min=1)] = 1000,
+    requests: Annotated[int, typer.Option(help="serve, fleet, constraint: requests in all.", min=1)] = 1000,
+    trials: Annotated[int, typer.Option(help="constraint: random constraints to decode.", min=2)] = 10_000,
     minutes: Annotated[float, typer.Option(help="soak: how long.", min=0.1, max=24 * 60)] = 30.0,
     sets: Annotated[Path, typer.Option(help="graders: directory of the four sets.")] = Path("data"),
     sources: Annotated[Path, typer.Option(help="agreement: directory of the authors' checkouts.")] = Path("checkouts"),
@@ -149,6 +153,12 @@ def main(
         write_file(out / "report.md", agreement.report(read_rows(out / "rows.jsonl")))
         present("Agreement with the authors' code", rows, agreement.tables(rows), {}, out, as_json)
         agreement.refuse_nothing(rows, sources)
+    elif kind == "constraint":
+        from tacg.bench import constraint
+
+        made = constraint.measure(model, 40 if quick else trials, 0 if quick else requests, quick=quick)
+        rows = _collect(made, 3 if quick else 5, out)
+        present("Structured answers", rows, constraint.tables(rows), {}, out, as_json)
 
 
 def _decodes(model: str, quick: bool) -> Iterator[ResultRow]:
