@@ -2,7 +2,8 @@
 
 A scan has three parts, each a function of plain tensors; `StepScan` calls them in this order: `read` measures the
 posterior, `contrast` holds it against the reference where somebody asks, `follow` moves the reference on by one step.
-Around them, `earn` and `look_back` are plain operations that every backend shares: few policies ask for these.
+Around them, `earn`, `look_back` and `sharpened` are plain operations that every backend shares: few policies ask for
+these.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 # Stands for -inf and everything below: its probability is exactly 0, yet contrasts of it are numbers, and an average
 # with it still holds in 24 bits what it was before.
 SUPPRESSED = -1e4
+SHARP = 0.2  # the temperature at which Dream is run
+AT_A_TIME = 64  # rows of logits that plain operations work on at once
 SMOOTHING = 1e-12  # inside KLASS's logarithms; the previous posterior of a first observation is all zeros
 
 
@@ -27,7 +30,7 @@ def read(
     logits: Tensor, rows: Tensor | None, proposal: Tensor | None, names: frozenset[str], previous: Tensor | None,
     slots: Tensor, first: Tensor,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """token (int64), peak, confidence and the asked ones of margin, entropy, kl: [P] each, in float32 at least.
+    """token (int64), peak, confidence and the asked ones of margin, entropy, others, kl: [P] each, in float32 at least.
 
     logits    float [N, V]; rows int64 [P], which of them to read, or None for all
     proposal  int64 [P], or None for the argmax
@@ -47,6 +50,8 @@ def read(
         found |= {name: values for name, values in pair.items() if name in names}
     if "entropy" in names:
         found["entropy"] = total.log() - (weight * z).sum(dim=1) / total
+    if "others" in names:
+        found["others"] = weight.scatter(1, token[:, None], 0.0).sum(dim=1) / total
     if previous is not None:
         posterior = weight / total[:, None]
         smooth = (posterior + SMOOTHING).log()
@@ -56,8 +61,10 @@ def read(
     return found
 
 
-def contrast(logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, weight: float) -> Tensor:
-    """The probability of the proposal on the line from the logits (weight 0) to the reference (1): [C].
+def contrast(
+    logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, weight: float, *, fine: bool = False
+) -> Tensor:
+    """The probability of the proposal on the line from the logits (weight 0) to the reference (1): [C], see `share`.
 
     1 is the reference posterior p_ref(x̂), -w the contrast readout q(x̂) of z + w (z - reference).
     logits float [N, V] read at `rows` int64 [C], reference float [slots, V] read at `slots` int64 [C]; both may be off
@@ -65,7 +72,7 @@ def contrast(logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, tok
     """
     z, reference = widened(logits[rows]), widened(reference[slots])
     z, reference = z - z.amax(dim=1, keepdim=True), reference - reference.amax(dim=1, keepdim=True)
-    return at((z + weight * (reference - z)).softmax(dim=1), token)
+    return share((z + weight * (reference - z)).softmax(dim=1), token, fine=fine)
 
 
 def follow(
@@ -124,6 +131,26 @@ def look_back(
     past[slots, seen % depth] = now.to(past.dtype)
     age[slots] = seen + 1
     return found
+
+
+def sharpened(logits: Tensor, rows: Tensor | None) -> Tensor:
+    """The probability of the top token at temperature 0.2, [P], of logits [N, V] at `rows` int64 [P], or at all."""
+    picked = range(0, len(logits) if rows is None else len(rows), AT_A_TIME)
+    parts = (slice(start, start + AT_A_TIME) for start in picked)
+    return torch.cat(
+        [(widened(logits[part if rows is None else rows[part]]) / SHARP).softmax(dim=1).amax(dim=1) for part in parts]
+    )
+
+
+def share(posterior: Tensor, token: Tensor, *, fine: bool) -> Tensor:
+    """What each token has of its posterior [P, V] -> [P]; `fine`: from what the others have, in float64."""
+    own = at(posterior, token)
+    return from_others(posterior.scatter(1, token[:, None], 0.0).sum(dim=1)) if fine else own
+
+
+def from_others(others: Tensor) -> Tensor:
+    """A probability from that of everything else, in float64 where a device has it: float32 ends 6e-8 below 1."""
+    return 1.0 - (others if others.device.type == "mps" else others.double())
 
 
 def lowest(dtype: torch.dtype) -> float:
