@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 CONTRASTED = ("reference", "readout")
 BY_ENGINE = ("noise", "recheck")  # what only an engine can tell, which knows seeds and lays out forwards
 LOOKING_BACK = ("reverse_kl", "drift")
-MEASURED = ("margin", "gap", "entropy", "kl", *LOOKING_BACK, *CONTRASTED, *BY_ENGINE)
+MEASURED = ("margin", "gap", "entropy", "kl", "others", "sharp", *LOOKING_BACK, *CONTRASTED, *BY_ENGINE)
 SCOPES = ("block", "open", "answer")
 
 
@@ -29,11 +29,13 @@ SCOPES = ("block", "open", "answer")
 class EmaContrast:
     """A V-sized history that the scan keeps: an EMA of past logits with decay `beta`, held against the present ones.
 
-    `w` is the weight of that contrast in the readout z + w (z - reference).
+    `w` is the weight of that contrast in the readout z + w (z - reference). With `fine` reference and readout are made
+    of what all other tokens have, in float64, so that they have an order where float32 calls them 1.
     """
 
     w: float
     beta: float
+    fine: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,8 @@ class Needs:
             raise TacgError(f"`scope` must be one of {', '.join(SCOPES)}; got {scope!r}.")
         if contrast is None and set(CONTRASTED) & set(names):
             raise TacgError("`needs` of reference or readout must come with contrast=EmaContrast(w, beta).")
+        if contrast is not None and contrast.fine:
+            names = (*names, "others")
         if past is None and "drift" in names:
             raise TacgError("`needs` of drift must come with past=Past(steps, decay).")
         if branches and scope == "block":
@@ -157,6 +161,8 @@ class Signals:
         gap        logit of the top token minus that of the second
         entropy    of the posterior, in nats
         kl         divergence of the posterior from that of the previous step, KL(p_t || p_{t-1})
+        others     probability of all other tokens together: 1 - confidence, with its digits where confidence is all but 1
+        sharp      probability of the top token at temperature 0.2
         reverse_kl the other way round, KL(p_{t-1} || p_t); a first observation comes after the uniform distribution
         drift      divergence of the posterior from those of the last steps, on average (`Past`); steps in which a
                    position was not observed count as in `kl`: as a posterior of nothing at all
@@ -211,6 +217,8 @@ class Signals:
             return self.measured[name]
         if name in CONTRASTED and self.measure is not None:
             return self.measure(self.observed, name)
+        if name == "others":
+            return 1.0 - self.confidence
         raise TacgError(f"The signal `{name}` was not measured: name it in the policy's `needs`.")
 
     def with_contrast(self, where: Tensor, *names: str) -> Signals:

@@ -19,7 +19,10 @@ VOCAB = 8
 Frame = list[tuple[int, float]]  # token and confidence of every position
 
 
-def decode(policy: Policy, frames: list[Frame], block: int | None = None, observe: str = "block") -> list[str]:
+def decode(
+    policy: Policy, frames: list[Frame], block: int | None = None, observe: str = "block",
+    dtype: torch.dtype = torch.float64,
+) -> list[str]:  # fmt: skip
     """What each step commits: "0b 2e" is position 0 by the base policy and 2 as an extra; f is the fallback.
 
     The last frame stays.
@@ -31,7 +34,7 @@ def decode(policy: Policy, frames: list[Frame], block: int | None = None, observ
             script[step, 1 + position, token] = math.log(sure / (1 - sure) * (VOCAB - 2))
     script[..., 1] = -math.inf  # the mask
     settings = Decode(gen_length=width, block_length=block or width, early_stop=False, observe=observe)
-    output = Engine(ScriptedDenoiser([script])).generate([Request((0,), policy, settings)])[0]
+    output = Engine(ScriptedDenoiser([script.to(dtype)])).generate([Request((0,), policy, settings)])[0]
     steps = [[each for each in output.commits if each.step == step] for step in range(1, output.steps + 1)]
     return [" ".join(f"{each.position}{each.reason[0]}" for each in sorted(one, key=_place)) for one in steps]
 
@@ -148,7 +151,7 @@ def test_dreams_escape_adds_what_klass_holds_back() -> None:
 def test_dreams_support_is_the_gain_since_the_step_before() -> None:
     """No EMA and no w; at a first observation all of the confidence is gain."""
     policy = get_policy("tacg-released-dream", **DREAM)
-    first = signals([0.6, 0.5], reference=[0.6, 0.5])
+    first = signals([0.6, 0.5], reference=[0.6, 0.5], sharp=[0.9, 0.8])
     state = policy.start(1, 2, torch.device("cpu"))
     assert policy.decide(first, state)[0].notes["support"][0].tolist() == pytest.approx([0.6, 0.5])
     assert policy.needs.contrast is not None
@@ -163,11 +166,29 @@ def test_dreams_support_is_the_gain_since_the_step_before() -> None:
 def test_dreams_other_rule_averages_confidence() -> None:
     """Three positions were sure and are not now; their averages still are. There is no budget."""
     knobs = {"threshold": 0.9, "kl_threshold": 0.0, "m": 3, "kl_extra": 9.0, "tau_escape": 2.0}
-    frames = [[(2, 0.94)] * 3 + [(3, 0.96), (3, 0.95)]] * 2 + [[(2, 0.89)] * 3 + [(3, 0.9)] * 2]
+    frames = [[(3, 0.96), (3, 0.95)] + [(2, 0.94)] * 3] * 2 + [[(3, 0.9)] * 2 + [(2, 0.89)] * 3]
     steps = decode(get_policy("tacg-released-dream-ema+klass", **knobs), frames)
-    assert steps == ["3f", "4f", "0e 1e 2e"]
+    assert steps == ["0f", "1f", "2e 3e 4e"]
     busy = get_policy("tacg-released-dream-ema+klass", **knobs | {"kl_extra": 0.0})
     assert decode(busy, frames)[2].endswith("f")
+
+
+@pytest.mark.parametrize(
+    "name", ["klass", "tacg-released-dream", "tacg-released-dream+klass", "tacg-released-dream-ema+klass"]
+)
+def test_dreams_fallback_takes_the_first_that_can_only_be_drawn(name: str) -> None:
+    """At temperature 0.2, 0.7 sure is as good as certain: position 1 goes before 3, and 0 goes by sureness at last."""
+    knobs = {"pick": "dream", "kl_threshold": 0.0} if "klass" in name else {}
+    frames = [[(2, 0.2), (3, 0.6), (4, 0.25), (5, 0.7)]]
+    assert decode(get_policy(name, **knobs), frames) == ["1f", "3f", "2f", "0f"]
+
+
+def test_what_float32_calls_certain_still_has_an_order() -> None:
+    """Confidences of 1 - 1e-9 and closer: the surest goes first, by the mass of all other tokens."""
+    frames = [[(2, 1 - 1e-9), (3, 1 - 1e-12), (4, 1 - 1e-10)]]
+    for name in ("klass", "tacg-released+klass"):
+        policy = get_policy(name, kl_threshold=0.0)
+        assert decode(policy, frames, dtype=torch.float32) == ["1f", "2f", "0f"]
 
 
 def test_presets_say_what_acts_and_what_the_scripts_pass() -> None:

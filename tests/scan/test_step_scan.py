@@ -16,7 +16,7 @@ from tacg.types import EmaContrast, Needs, Past
 from tests.worlds import ReactiveDenoiser, scan, trajectory
 
 EVERYTHING = Needs(
-    "margin", "gap", "entropy", "kl", "reverse_kl", "drift", "reference", "readout",
+    "margin", "gap", "entropy", "kl", "others", "sharp", "reverse_kl", "drift", "reference", "readout",
     contrast=EmaContrast(0.7, 0.6), past=Past(2, 0.5),
 )  # fmt: skip
 
@@ -44,6 +44,8 @@ def test_signals_are_what_their_names_say(vocabulary: int, backend: str) -> None
         assert torch.allclose(found["gap"], two[:, 0] - two[:, 1])
         assert torch.allclose(found["entropy"], -(p * p.log()).sum(1))
         assert torch.allclose(found["kl"], kl(p, previous))
+        assert torch.allclose(found["others"], best.values[:, 1:].sum(1))
+        assert torch.allclose(found["sharp"], (z / 0.2).softmax(1).amax(1))
         before = previous if number else torch.full_like(p, 1 / vocabulary)
         assert torch.allclose(found["reverse_kl"], (before * (before / p).log()).sum(1), atol=1e-9)
         assert torch.allclose(
@@ -54,6 +56,30 @@ def test_signals_are_what_their_names_say(vocabulary: int, backend: str) -> None
         assert torch.allclose(found["readout"], (z + 0.7 * (z - reference)).softmax(1).gather(1, at)[:, 0])
         assert found["first"].tolist() == [number == 0] * 5
         reference, previous, older = 0.6 * reference + 0.4 * z, p, previous
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "triton"])
+@pytest.mark.parametrize("vocabulary", [63, 17_001])
+def test_what_is_all_but_certain_has_an_order(vocabulary: int, backend: str) -> None:
+    """Confidences that are 1 in float32: the others keep their digits down to 1e-15."""
+    if backend == "triton":
+        pytest.importorskip("triton")
+    needs = Needs("others", "reference", "readout", contrast=EmaContrast(0.7, 0.6, fine=True))
+    frames = trajectory(2, 4, 5, vocabulary, scale=0.5, dtype=torch.float32)
+    frames[:, :, vocabulary // 2] += torch.arange(24, 34, 2) + torch.tensor(vocabulary).log()
+    memory, reference = Trajectories(1, 5), frames[0].double()
+    for number, frame in enumerate(frames):
+        found, z = scan(frame, torch.arange(5), memory, needs, backend=backend), frame.double()
+        rest = [
+            each.softmax(1).scatter(1, found["token"][:, None], 0.0).sum(1)
+            for each in (z, reference, z + 0.7 * (z - reference))
+        ]
+        assert (found["confidence"] == 1).all()
+        torch.testing.assert_close(found["others"].double(), rest[0], rtol=1e-4, atol=2e-15)
+        assert found["others"].argsort().tolist() == [4, 3, 2, 1, 0]
+        for name, mass in zip(("reference", "readout"), rest[1:], strict=True):
+            torch.testing.assert_close(found[name], 1 - mass, rtol=0, atol=3e-16 + 1e-4 * float(mass.max()))
+        reference = 0.6 * reference + 0.4 * z if number else z
 
 
 def test_only_what_is_needed_is_measured_and_kept() -> None:

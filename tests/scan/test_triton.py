@@ -17,7 +17,7 @@ from tests.worlds import scan, trajectory
 pytest.importorskip("triton")
 
 EVERYTHING = Needs(
-    "margin", "gap", "entropy", "kl", "reverse_kl", "drift", "reference", "readout",
+    "margin", "gap", "entropy", "kl", "others", "sharp", "reverse_kl", "drift", "reference", "readout",
     contrast=EmaContrast(0.7, 0.6), past=Past(2, 0.5),
 )  # fmt: skip
 
@@ -44,7 +44,19 @@ def test_equals_the_reference(dtype: torch.dtype, vocabulary: int, sampled: bool
         assert told["triton"].keys() == told["reference"].keys()
         assert torch.equal(told["triton"]["token"], told["reference"]["token"])
         assert torch.equal(told["triton"]["first"], told["reference"]["first"])
-        for name in ("confidence", "margin", "gap", "entropy", "kl", "reverse_kl", "drift", "reference", "readout"):
+        for name in (
+            "confidence",
+            "margin",
+            "gap",
+            "entropy",
+            "kl",
+            "others",
+            "sharp",
+            "reverse_kl",
+            "drift",
+            "reference",
+            "readout",
+        ):
             torch.testing.assert_close(told["triton"][name], told["reference"][name], atol=3e-6, rtol=2e-5)
 
 

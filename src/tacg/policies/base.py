@@ -17,6 +17,7 @@ from tacg.types import Decision, Needs, Signals
 if TYPE_CHECKING:
     from torch import Tensor
 
+TOP_P = 0.95  # with which Dream is run
 DEFAULT_BASE = "confidence"  # what a wrapper wraps unless told otherwise
 
 State = dict[str, Any]  # tensors whose first axis is the row; may nest
@@ -102,6 +103,16 @@ def fresh(signals: Signals, values: Tensor, neutral: float) -> Tensor:
     """`values` [R, W, …] with `neutral` wherever a trajectory begins in this step."""
     first = signals.first.view(*signals.first.shape, *[1] * (values.dim() - 2))
     return values.masked_fill(first, neutral)
+
+
+def dreams_pick(signals: Signals) -> Tensor:
+    """float [R, W]: who goes first in Dream's code if nobody is ready, as it is run: at temperature 0.2 and top-p 0.95.
+
+    It draws a token for each mask and takes the mask whose token is most probable. Where the top token holds more than
+    0.95 nothing else can be drawn, and its probability is 1: of these the first mask goes. If there are none the draw
+    decides, most often for the surest mask, which goes here.
+    """
+    return torch.where(signals.sharp > TOP_P, 2.0, signals.sharp)
 
 
 def opened_next(signals: Signals, ready: Tensor, share: float | Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from tacg.knobs import knob
-from tacg.policies.base import Policy, State, fresh
+from tacg.policies.base import Policy, State, dreams_pick, fresh
 from tacg.types import Decision, Needs
 
 if TYPE_CHECKING:
@@ -30,11 +30,14 @@ class Klass(Policy):
     kl_threshold: float = knob(0.01, "divergence below which a position is stable", symbol="ε_KL", low=0, per_row=True)
     history: int = knob(2, "steps that must all be stable", symbol="n", low=1, high=100)
     strict: bool = knob(True, "commit above the threshold only, not at it")
+    pick: str = knob(
+        "surest", "who goes if nobody is ready: the surest, or as in Dream's code", choices=("surest", "dream")
+    )
 
     @property
     def needs(self) -> Needs:
-        """The divergence from the previous step."""
-        return Needs("kl")
+        """The divergence from the previous step, and what the pick goes by."""
+        return Needs("kl", "others" if self.pick == "surest" else "sharp")
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
         """recent: float [rows, width, history], the last divergences, newest last."""
@@ -47,5 +50,6 @@ class Klass(Policy):
         largest = recent.amax(dim=-1)
         stable = (largest < self.kl_threshold) & (signals.step >= self.history - 1)[:, None]
         sure = signals.confidence > self.threshold if self.strict else signals.confidence >= self.threshold
-        decision = Decision(stable & sure & signals.eligible, rank=signals.confidence)
+        rank = -signals.others if self.pick == "surest" else dreams_pick(signals)
+        decision = Decision(stable & sure & signals.eligible, rank=rank)
         return decision, {"recent": recent}

@@ -159,7 +159,9 @@ def _figures(name: str, rows: Sequence[ResultRow]) -> str:
 
 
 def _agreement(name: str, rows: Sequence[ResultRow]) -> str:
-    newest = {(row["series"], row["decoder"]): row for row in rows if name in row["policy"].split("+")}
+    newest = {
+        (row["series"], row["decoder"]): row for row in rows if name in row["policy"].partition(":")[0].split("+")
+    }
     mine = [row for row in newest.values() if row["n"]]
     if not mine:
         told = [row["skipped"] for row in newest.values()]

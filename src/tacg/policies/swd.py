@@ -61,6 +61,7 @@ class Swd(Wrapper):
             moved = moved.masked_fill(signals.first, 0.0)
         weight = torch.exp(-self.stability_lambda * moved)
         margin = {"margin": signals.margin * weight} if "margin" in self.base.needs else {}
-        weighed = replace(signals, confidence=signals.confidence * weight, measured={**signals.measured, **margin})
+        measured = {name: board for name, board in signals.measured.items() if name != "others"}  # these are unweighed
+        weighed = replace(signals, confidence=signals.confidence * weight, measured={**measured, **margin})
         below, base_state = self.base.decide(weighed, state["base"])
         return replace(below, notes={**below.notes, "stability": weight}), {"base": base_state}

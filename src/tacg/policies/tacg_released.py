@@ -82,8 +82,9 @@ class TacgReleased(Released):
 
     @property
     def needs(self) -> Needs:
-        """The base policy's, and the temporal contrast."""
-        return self.base.needs | Needs("reference", "readout", contrast=EmaContrast(self.w, self.beta))
+        """The base policy's, and the temporal contrast, with all its digits."""
+        fine = EmaContrast(self.w, self.beta, fine=True)
+        return self.base.needs | Needs("reference", "readout", contrast=fine)
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """Pick, then filter."""
@@ -91,13 +92,14 @@ class TacgReleased(Released):
         streak = persistence(signals, state["tokens"], state["streak"])
         known = signals.with_contrast(signals.eligible)
         support = (known.readout - known.reference).clamp(min=0.0)
-        readiness = signals.confidence + self.support_lambda * support
-        extra = top(readiness, self.near(signals, state, below.base), self.budget(below.base))
+        order = self.support_lambda * support - signals.others  # readiness - 1, which float32 can tell from 0
+        readiness = 1.0 + order
+        extra = top(order, self.near(signals, state, below.base), self.budget(below.base))
         picked = below.base | extra
         lasting = (streak >= self.m) | (signals.confidence >= self.tau_escape)
         behind = torch.where(picked, 0.0, 2.0 + self.support_lambda)  # readiness is at most 1 + λ
         decision = Decision(
-            base=below.base & lasting, extra=extra & lasting, rank=readiness - behind,
+            base=below.base & lasting, extra=extra & lasting, rank=order - behind,
             notes={**below.notes, "streak": streak, "support": support, "readiness": readiness},
         )  # fmt: skip
         return decision, {"tokens": signals.token, "streak": streak, "base": base_state}

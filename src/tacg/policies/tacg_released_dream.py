@@ -1,9 +1,8 @@
 """TACG as its authors released it for Dream: Wang et al., 2026, the code beside the paper; two rules.
 
 Neither has an EMA of logits: support is what a proposal's probability has gained since the previous step, all of it
-at a first observation. The History Gate admits promotions only; the base set never passes it. Their fallback draws a
-token at temperature 0.2 to pick the position; here it is the most confident one. docs/paper-and-code.md has every
-difference.
+at a first observation. The History Gate admits promotions only; the base set never passes it. If nothing is ready
+their fallback picks the position (`dreams_pick`). docs/paper-and-code.md has every difference.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 
 from tacg.gate import persistence
 from tacg.knobs import knob
-from tacg.policies.base import State, Wrapper
+from tacg.policies.base import State, Wrapper, dreams_pick
 from tacg.policies.tacg_released import Released, refuse_without_threshold
 from tacg.types import Decision, EmaContrast, Needs, top
 
@@ -44,8 +43,8 @@ class TacgReleasedDream(Released):
 
     @property
     def needs(self) -> Needs:
-        """The base policy's, and the previous step."""
-        return self.base.needs | Needs("reference", contrast=PREVIOUS)
+        """The base policy's, the previous step, and what the fallback goes by."""
+        return self.base.needs | Needs("sharp", "reference", contrast=PREVIOUS)
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """Add to the base set."""
@@ -57,7 +56,7 @@ class TacgReleasedDream(Released):
         extra = top(readiness, near, self.budget(below.base))
         escaped = signals.eligible & (signals.confidence >= self.tau_escape)
         decision = Decision(
-            base=below.base, extra=(extra | escaped) & ~below.base, rank=signals.confidence,
+            base=below.base, extra=(extra | escaped) & ~below.base, rank=dreams_pick(signals),
             notes={**below.notes, "streak": streak, "support": support, "readiness": readiness},
         )  # fmt: skip
         return decision, {"tokens": signals.token, "streak": streak, "base": base_state}
@@ -88,8 +87,8 @@ class TacgReleasedDreamEma(Wrapper):
 
     @property
     def needs(self) -> Needs:
-        """The base policy's, the previous step, and the divergence from it."""
-        return self.base.needs | Needs("kl", "reference", contrast=PREVIOUS)
+        """The base policy's, the previous step, the divergence from it, and what the fallback goes by."""
+        return self.base.needs | Needs("kl", "sharp", "reference", contrast=PREVIOUS)
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
         """tokens and streak int64, average float [rows, width]; base: the wrapped policy's state."""
@@ -108,7 +107,7 @@ class TacgReleasedDreamEma(Wrapper):
         threshold = getattr(self.base, "threshold")  # noqa: B009 (every base has one: see above)
         more = (score >= threshold) & lasting | (sure >= self.tau_escape)
         decision = Decision(
-            base=below.base, extra=more & signals.eligible & ~below.base, rank=signals.confidence,
+            base=below.base, extra=more & signals.eligible & ~below.base, rank=dreams_pick(signals),
             notes={**below.notes, "streak": streak, "average": average, "readiness": score},
         )  # fmt: skip
         return decision, {"tokens": signals.token, "streak": streak, "average": average, "base": base_state}

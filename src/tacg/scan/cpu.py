@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tacg.scan.cpu_measures import divergence, entropy, next_to_best
-from tacg.scan.reference import SUPPRESSED, at
+from tacg.scan.reference import SUPPRESSED, at, share
 from tacg.scan.wide_rows import CHUNK, WIDE, ScanPiece, chunk_maxima, in_pairs, inside_chunks, kept_buffer, wide_pieces
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def read(
     shares = logits.new_empty(count, chunks, dtype=kind)  # the largest of every chunk
     found = {name: shares.new_empty(count) for name in names & {"entropy", "kl"}}
     own = None if proposal is None else shares.new_empty(count)
+    total = torch.empty(count, dtype=torch.float64) if "others" in names else None
     for piece in _pieces(size, rows, slots, first):
         z = logits[piece.row]
         posterior = _buffer("one", z)
@@ -52,6 +53,8 @@ def read(
             chunk_maxima(posterior, shares[piece.at])
         if own is not None and proposal is not None:
             own[piece.at] = at(posterior, proposal[piece.at])
+        if total is not None:
+            total[piece.at] = posterior.sum(dim=1, dtype=torch.float64)
         if previous is not None:
             found["kl"][piece.at] = divergence(z, posterior, shares[piece.at], previous, piece)
         if "entropy" in names:  # the last one: z may lie in the buffer that it uses
@@ -59,6 +62,8 @@ def read(
     top, chunk = shares.max(dim=1)
     peak, best = _best(logits, rows, shares, top, chunk)
     found |= {"token": best if proposal is None else proposal, "confidence": top if own is None else own, "peak": peak}
+    if total is not None:  # in float64 nothing is lost by taking one of the shares off their sum
+        found["others"] = (total - found["confidence"]).clamp_min(0.0).to(kind)
     if names & {"margin", "gap"}:
         second = next_to_best(logits, rows, shares, top, chunk, peak, best)
         pair = {"margin": top * (1.0 - second), "gap": -second.log().clamp_min(SUPPRESSED)}
@@ -68,15 +73,16 @@ def read(
 
 def contrast(
     logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, weight: float,
-    beta: float | None = None,
+    beta: float | None = None, *, fine: bool = False,
 ) -> Tensor:  # fmt: skip
     """As `reference.contrast`; `beta` if the reference has followed these logits: past = z + (now - z) / beta."""
-    found = token.new_empty(len(token), dtype=torch.promote_types(logits.dtype, torch.float32))
+    kind = torch.float64 if fine else torch.promote_types(logits.dtype, torch.float32)
+    found = token.new_empty(len(token), dtype=kind)
     for part, pairs in _together(logits, rows, reference, slots):
         mixed = _buffer("one", logits[: len(token[part])])
         for among, z, past in pairs:
             torch.lerp(z, past, weight if beta is None else weight / beta, out=mixed[among])
-        found[part] = at(torch.softmax(mixed, dim=1, out=_buffer("two", mixed)), token[part])
+        found[part] = share(torch.softmax(mixed, dim=1, out=_buffer("two", mixed)), token[part], fine=fine)
     return found
 
 

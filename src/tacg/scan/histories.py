@@ -1,4 +1,4 @@
-"""Histories that few policies ask for: credit of tokens, posteriors of earlier steps. Every backend shares them."""
+"""What few policies ask for: credit of tokens, posteriors of earlier steps, Dream's temperature. All backends share it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from tacg.scan.step_scan import StepScan
     from tacg.types import Credit
+
+SHARP = 0.2  # the temperature at which Dream is run
+AT_A_TIME = 64  # rows of logits that are sharpened at once
 
 
 def add_credit(scan: StepScan, credit: Credit) -> None:
@@ -66,3 +69,12 @@ def look_back(
     past[slots, seen % depth] = now.to(past.dtype)
     age[slots] = seen + 1
     return found
+
+
+def sharpened(logits: Tensor, rows: Tensor | None) -> Tensor:
+    """The probability of the top token at temperature 0.2, [P], of logits [N, V] at `rows` int64 [P], or at all."""
+    picked = range(0, len(logits) if rows is None else len(rows), AT_A_TIME)
+    parts = (slice(start, start + AT_A_TIME) for start in picked)
+    return torch.cat(
+        [(widened(logits[part if rows is None else rows[part]]) / SHARP).softmax(dim=1).amax(dim=1) for part in parts]
+    )

@@ -24,7 +24,7 @@ def read(
     logits: Tensor, rows: Tensor | None, proposal: Tensor | None, names: frozenset[str], previous: Tensor | None,
     slots: Tensor, first: Tensor,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """token (int64), peak, confidence and the asked ones of margin, entropy, kl: [P] each, in float32 at least.
+    """token (int64), peak, confidence and the asked ones of margin, entropy, others, kl: [P] each, in float32 at least.
 
     logits    float [N, V]; rows int64 [P], which of them to read, or None for all
     proposal  int64 [P], or None for the argmax
@@ -44,6 +44,8 @@ def read(
         found |= {name: values for name, values in pair.items() if name in names}
     if "entropy" in names:
         found["entropy"] = total.log() - (weight * z).sum(dim=1) / total
+    if "others" in names:
+        found["others"] = weight.scatter(1, token[:, None], 0.0).sum(dim=1) / total
     if previous is not None:
         posterior = weight / total[:, None]
         smooth = (posterior + SMOOTHING).log()
@@ -53,8 +55,10 @@ def read(
     return found
 
 
-def contrast(logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, weight: float) -> Tensor:
-    """The probability of the proposal on the line from the logits (weight 0) to the reference (1): [C].
+def contrast(
+    logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, weight: float, *, fine: bool = False
+) -> Tensor:
+    """The probability of the proposal on the line from the logits (weight 0) to the reference (1): [C], see `share`.
 
     1 is the reference posterior p_ref(x̂), -w the contrast readout q(x̂) of z + w (z - reference).
     logits float [N, V] read at `rows` int64 [C], reference float [slots, V] read at `slots` int64 [C]; both may be off
@@ -62,7 +66,7 @@ def contrast(logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, tok
     """
     z, reference = widened(logits[rows]), widened(reference[slots])
     z, reference = z - z.amax(dim=1, keepdim=True), reference - reference.amax(dim=1, keepdim=True)
-    return at((z + weight * (reference - z)).softmax(dim=1), token)
+    return share((z + weight * (reference - z)).softmax(dim=1), token, fine=fine)
 
 
 def follow(
@@ -84,6 +88,18 @@ def probability(logits: Tensor, token: Tensor) -> Tensor:
     """Of the given token at each position: logits [P, V], token int64 [P] -> [P]."""
     z = widened(logits)
     return (at(z, token) - z.logsumexp(dim=1)).exp()
+
+
+def share(posterior: Tensor, token: Tensor, *, fine: bool) -> Tensor:
+    """What each token has of its posterior [P, V] -> [P]; `fine`: from what the others have, in float64."""
+    if not fine:
+        return at(posterior, token)
+    return from_others(posterior.scatter(1, token[:, None], 0.0).sum(dim=1))
+
+
+def from_others(others: Tensor) -> Tensor:
+    """A probability from that of everything else, in float64 where a device has it: float32 ends 6e-8 below 1."""
+    return 1.0 - (others if others.device.type == "mps" else others.double())
 
 
 def lowest(dtype: torch.dtype) -> float:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tacg.errors import TacgError, unknown
-from tacg.scan.histories import add_credit, looked_back
-from tacg.scan.reference import lowest
+from tacg.scan.histories import add_credit, looked_back, sharpened
+from tacg.scan.reference import from_others, lowest
 from tacg.types import BY_ENGINE, CONTRASTED, LOOKING_BACK, Signals
 
 if TYPE_CHECKING:
@@ -112,6 +112,8 @@ class StepScan:
             self.found["confidence"] = self.found["confidence"].masked_fill(~usable, torch.nan)
         if needs.names & set(LOOKING_BACK):
             self.found |= looked_back(self)
+        if "sharp" in needs:
+            self.found["sharp"] = sharpened(self.logits, self.rows).masked_fill(~self.wanted, 0.0)
 
     def _everywhere(self) -> Tensor:
         return torch.arange(self.observed.numel(), device=self.observed.device)
@@ -179,9 +181,10 @@ class StepScan:
         past, slots = self._past(chosen)
         undo = () if self.undo is None else (self.undo,)
         weight = 1.0 if name == "reference" else -contrast.w
-        found = self.backend.contrast(self.logits, rows, past, slots, token, weight, *undo)
+        found = self.backend.contrast(self.logits, rows, past, slots, token, weight, *undo, fine=contrast.fine)
         # At a first observation the reference is the logits themselves: all three posteriors are one.
-        return torch.where(self.first[chosen], self.found["confidence"][chosen], found)
+        now = from_others(self.found["others"][chosen]) if contrast.fine else self.found["confidence"][chosen]
+        return torch.where(self.first[chosen], now, found)
 
     def _past(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Where the reference's logits of these positions are: a store [S, V] and slots of it [C].

@@ -14,22 +14,33 @@ import torch
 import triton
 import triton.language as tl
 
+from tacg.scan.reference import from_others
+from tacg.types import CONTRASTED
+
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tacg.scan.memory import Memory
     from tacg.types import Needs
 
+SCALARS = (
+    "peak", "confidence", "margin", "gap", "entropy", "kl", "reference", "readout", "others", "reference_others",
+    "readout_others",
+)  # fmt: skip
 TILE = 2048
 WARPS = 8
 
 
 @triton.jit
-def _rescaled(peak, total, values, inside):  # type: ignore[no-untyped-def]
-    """Running maximum and sum of exponentials, moved on by a tile."""
+def _rescaled(peak, total, others, values, inside, aside, joins):  # type: ignore[no-untyped-def]
+    """Running maximum and sum of exponentials, moved on by a tile; and that sum without the proposal's.
+
+    aside  the proposal, if it is in this tile; `joins` is the value of the one that it replaces
+    """
     higher = tl.maximum(peak, tl.max(tl.where(inside, values, -3e38)))
-    weight = tl.where(inside, tl.exp(values - higher), 0.0)
-    return higher, total * tl.exp(peak - higher) + tl.sum(weight)
+    weight, scale = tl.where(inside, tl.exp(values - higher), 0.0), tl.exp(peak - higher)
+    others = others * scale + tl.sum(tl.where(aside, 0.0, weight)) + tl.exp(joins - higher)
+    return higher, total * scale + tl.sum(weight), others
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -39,7 +50,7 @@ def scan_kernel(  # type: ignore[no-untyped-def]
     token_out, scalars_out, count, size, w, beta,
     proposed: tl.constexpr, contrast: tl.constexpr, divergence: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """One position. `scalars_out` float32 [8, count]: peak, confidence, margin, gap, entropy, kl, reference, readout"""
+    """One position. `scalars_out` float32 [11, count], in the order of `SCALARS`."""
     row = tl.program_id(0).to(tl.int64)
     read = tl.load(wanted + row) != 0
     size = tl.where(read, size, 0)  # what nobody reads costs nothing, and is neutral
@@ -50,8 +61,9 @@ def scan_kernel(  # type: ignore[no-untyped-def]
     peak, total, moment, second = nothing, 0.0, 0.0, nothing
     best = tl.zeros((), dtype=tl.int64)
     bad = tl.zeros((), dtype=tl.int32)
-    ref_peak, ref_total, ref_at = nothing, 0.0, 0.0
-    out_peak, out_total = nothing, 0.0
+    others, ref_others, out_others = 0.0, 0.0, 0.0
+    ref_peak, ref_total, ref_at = nothing, 0.0, nothing
+    out_peak, out_total, out_at = nothing, 0.0, nothing
     cross, base, last_norm = 0.0, 0.0, 0.0
     if contrast:
         start_of_row = tl.arange(0, tile)
@@ -80,20 +92,31 @@ def scan_kernel(  # type: ignore[no-untyped-def]
         tile_second = tl.max(tl.where(column == start + tile_best, nothing, seen))
         second = tl.maximum(tl.minimum(peak, tile_peak), tl.maximum(second, tile_second))
 
+        if proposed:
+            leaves, aside = False, column == best
+        else:
+            leaves = tile_peak > peak
+            aside = column == tl.where(leaves, start + tile_best, -1)
         higher = tl.maximum(peak, tile_peak)
         scale = tl.exp(peak - higher)
         weight = tl.where(inside, tl.exp(z - higher), 0.0)
+        others = others * scale + tl.sum(tl.where(aside, 0.0, weight)) + tl.where(leaves, scale, 0.0)
         moment = scale * (moment + total * (peak - higher)) + tl.sum(tl.where(inside, weight * (z - higher), 0.0))
         total = total * scale + tl.sum(weight)
         if contrast:
             place = reference + slot * reference_stride + column
             now = tl.maximum(z - base, lowest)
             ref = tl.where(begins, now, tl.load(place, mask=inside, other=0.0).to(tl.float32))
-            ref_peak, ref_total = _rescaled(ref_peak, ref_total, ref, inside)
-            out_peak, out_total = _rescaled(out_peak, out_total, now + w * (now - ref), inside)
+            out = now + w * (now - ref)
+            ref_peak, ref_total, ref_others = _rescaled(
+                ref_peak, ref_total, ref_others, ref, inside, aside, tl.where(leaves, ref_at, nothing)
+            )
+            out_peak, out_total, out_others = _rescaled(
+                out_peak, out_total, out_others, out, inside, aside, tl.where(leaves, out_at, nothing)
+            )
             if not proposed:
-                here = tl.sum(tl.where(column == start + tile_best, ref, 0.0))
-                ref_at = tl.where(tile_peak > peak, here, ref_at)
+                ref_at = tl.where(leaves, tl.sum(tl.where(aside, ref, 0.0)), ref_at)
+                out_at = tl.where(leaves, tl.sum(tl.where(aside, out, 0.0)), out_at)
             tl.store(place, beta * ref + (1.0 - beta) * now, mask=inside)
         if divergence:
             place = previous + slot * previous_stride + column
@@ -102,7 +125,7 @@ def scan_kernel(  # type: ignore[no-untyped-def]
             cross = cross * scale + tl.sum(tl.where(inside, weight * tl.log(before + 1e-12), 0.0))
             tl.store(place, z, mask=inside)
         if not proposed:
-            best = tl.where(tile_peak > peak, (start + tile_best).to(tl.int64), best)
+            best = tl.where(leaves, (start + tile_best).to(tl.int64), best)
         peak = higher
 
     shift = tl.log(total)
@@ -117,6 +140,7 @@ def scan_kernel(  # type: ignore[no-untyped-def]
     tl.store(scalars_out + 2 * count + row, tl.where(read, tl.exp(-shift) - tl.exp(second - peak - shift), 0.0))
     tl.store(scalars_out + 3 * count + row, tl.where(read, peak - tl.maximum(second, lowest), 0.0))
     tl.store(scalars_out + 4 * count + row, tl.where(read, entropy, 0.0))
+    tl.store(scalars_out + 8 * count + row, tl.where(read, others / total, 0.0))
     if divergence:
         tl.store(scalars_out + 5 * count + row, tl.where(read, -entropy - cross / total, 0.0))
         tl.store(norm + slot, peak + shift)
@@ -126,6 +150,8 @@ def scan_kernel(  # type: ignore[no-untyped-def]
         readout = tl.exp(mine + w * (mine - ref_at) - out_peak) / out_total
         tl.store(scalars_out + 6 * count + row, tl.where(read, past, 0.0))
         tl.store(scalars_out + 7 * count + row, tl.where(read, readout, 0.0))
+        tl.store(scalars_out + 9 * count + row, tl.where(read, ref_others / ref_total, 1.0))
+        tl.store(scalars_out + 10 * count + row, tl.where(read, out_others / out_total, 1.0))
         tl.store(gauge + slot, peak)
 
 
@@ -138,7 +164,7 @@ def scan(
     reference = memory.store("reference", logits) if contrast is not None else logits
     previous = memory.store("previous", logits) if "kl" in needs else logits
     token = torch.empty(count, dtype=torch.int64, device=logits.device)
-    scalars = torch.empty(8, count, device=logits.device)
+    scalars = torch.empty(len(SCALARS), count, device=logits.device)
     scan_kernel[(count,)](
         logits, logits.stride(0), logits.stride(1), slots, first.view(torch.int8), wanted.view(torch.int8),
         slots if proposal is None else proposal,
@@ -147,7 +173,8 @@ def scan(
         proposed=proposal is not None, contrast=contrast is not None, divergence="kl" in needs,
         tile=min(TILE, triton.next_power_of_2(size)), num_warps=WARPS,
     )  # fmt: skip
-    names = ("peak", "confidence", "margin", "gap", "entropy", "kl", "reference", "readout")
-    found = dict(zip(names, scalars, strict=True))
+    found = dict(zip(SCALARS, scalars, strict=True))
+    if contrast is not None and contrast.fine:
+        found |= {name: from_others(found[f"{name}_others"]) for name in CONTRASTED}
     asked = needs.names | {"peak", "confidence"}
     return {"token": token} | {name: values for name, values in found.items() if name in asked}

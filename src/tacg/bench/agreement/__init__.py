@@ -3,8 +3,8 @@
 Their code is not part of this package: point `--sources` at a directory of checkouts, each under its repository's name.
 
 Every pair is run twice. With pocket as it is, many proposals are so sure that float32 cannot tell them apart, and loops
-that sort in float64 write them in another order than ours. With its logits halved nothing is that sure, and two loops
-that follow one rule have no excuse.
+that sort in float64 write them in another order than most of ours. With its logits halved nothing is that sure, and
+two loops that follow one rule have no excuse.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ Drawn from [rows](rows.jsonl).
 
 - **same tokens**: the finished answers are equal. **same steps**: so is every canvas on the way.
 - **differ by rounding**: the first difference is among proposals within {SURE:g} of certainty. Most loops sort these in
-  float64; our signals are float32, in which many of them are equal, and the lowest position comes first.
+  float64; our confidences are float32, in which many of them are equal, and the lowest position comes first. `klass`
+  and `tacg-released` rank by what the other tokens have, and do not differ.
 - **by a known cause**: the first difference is the one that the remark tells; a program checks that.
 - Forwards that change nothing are counted, but are no step.
 
@@ -119,7 +120,8 @@ def _missing(pair: Pair, checkout: Path) -> str:
     """Why this pair cannot be compared; empty if it can."""
     if not checkout.is_dir():
         return f"no checkout: git clone https://github.com/{pair.source.repo} {checkout}"
-    absent = [name for name in pair.policy.split("+") if name not in policy_names()]
+    spelled = pair.policy.partition(":")[0].split("+")
+    absent = [name for name in spelled if name not in policy_names()]
     return f"no policy named {absent[0]!r} yet" if absent else ""
 
 

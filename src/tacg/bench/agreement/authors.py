@@ -87,7 +87,9 @@ FAST_DREAM = Source("NVlabs/Fast-dLLM", "dream/model", "generation_utils")
 FRECHET = Source("Ringo-Star/FastdLLM_plusplus", "v1/llada", "generate", ("model",))
 LLADA = Source("ML-GSAI/LLaDA", "", "generate")
 KLASS = Source("shkim0116/KLASS", "src/model", "llada_klass")
+KLASS_DREAM = Source("shkim0116/KLASS", "src/model", "dream_klass")
 TACG = Source("Clarence-CV/TACG-DLLM", "src", "model.llada_klass")
+TACG_DREAM = Source("Clarence-CV/TACG-DLLM", "src", "model.dream_klass")
 PROPHET = Source("pixeli99/Prophet", "", "generate_earlyexit")
 SABER = Source("zhaoyMa/Saber", "", "decoding")
 WINO = Source("Feng-Hong/WINO-DLLM", "LLaDA", "decoding")
@@ -182,19 +184,48 @@ def _d2cache(**knobs: Any) -> Call:
     return call
 
 
-def _dream(alg: str) -> Call:
+def _dream(alg: str, **knobs: Any) -> Call:
+    """Dream's loop; `knobs` are further fields of its settings."""
+
     def call(theirs: ModuleType, model: SeenModel, prompt: Tensor, decode: Decode) -> Tensor:
         settings = SimpleNamespace(
             output_history=False, return_dict_in_generate=False, max_length=prompt.shape[1] + decode.gen_length,
             mask_token_id=model.spec.mask_id, steps=decode.steps or decode.gen_length, eps=1e-3, alg=alg, alg_temp=None,
-            temperature=0.0, top_p=None, top_k=None,
+            **{"temperature": 0.0, "top_p": None, "top_k": None} | knobs,
         )  # fmt: skip
         keep = lambda step, canvas, logits: canvas  # noqa: E731
         pass_on = lambda step, canvas, logits: logits  # noqa: E731
         sample = theirs.DreamGenerationMixin._sample
-        return sample(model, prompt, None, settings, keep, pass_on)  # type: ignore[no-any-return]
+        result = sample(model, prompt, None, settings, keep, pass_on)
+        canvas: Tensor = result[0] if isinstance(result, tuple) else result
+        return canvas
 
     return call
+
+
+def _as_run(alg: str, threshold: float, kl_threshold: float, history: int) -> Call:
+    """As KLASS and TACG run Dream, without its chance: of what is drawn the most probable comes."""
+    run = _dream(
+        alg, temperature=0.2, top_p=0.95, conf_threshold=threshold, kl_threshold=kl_threshold,
+        kl_history_length=history, unmask_strategy="all", save_steps=False,
+    )  # fmt: skip
+
+    def call(theirs: ModuleType, model: SeenModel, prompt: Tensor, decode: Decode) -> Tensor:
+        with patch.object(torch.distributions, "Categorical", MostProbable):
+            return run(theirs, model, prompt, decode)
+
+    return call
+
+
+class MostProbable:
+    """In the place of `torch.distributions.Categorical`."""
+
+    def __init__(self, probs: Tensor) -> None:
+        self.probs = probs
+
+    def sample(self) -> Tensor:
+        """Not by chance."""
+        return self.probs.argmax(dim=-1)
 
 
 def _dinfer(rule: str, **knobs: Any) -> Call:
@@ -224,6 +255,11 @@ def _last_of_the_block(difference: Difference) -> bool:
 
 
 REGION = 20  # where Prophet's answer region begins here
+AS_PUBLISHED = MappingProxyType({"observe": "sequence", "whole": True})
+DRAWN = (
+    "With their preset. If nothing is ready they go by tokens drawn at temperature 0.2, top-p 0.95; the most probable "
+    "outcome is taken here, nearly always the only one."
+)
 WHOLE = "With `observe=sequence`: they follow trajectories over the whole sequence, not over the block."
 IDLE = "Their loop forwards once more when the first forward of a block has filled it."
 
@@ -256,6 +292,15 @@ PAIRS: tuple[Pair, ...] = (
                    tilg_extra_max=1, tilg_extra_allow_empty_base=0),
          "tacg-released+klass", {"support_lambda": 0.03, "tau_floor": 0.6, "k_extra": 1, "allow_empty": False},
          {"observe": "sequence"}, why=WHOLE),
+    Pair("KLASS for Dream", KLASS_DREAM, _as_run("klass", 0.9, 0.001, 2), "klass:dream/gsm8k", decode=AS_PUBLISHED,
+         shift=True, why=DRAWN),
+    Pair("TACG for Dream, over a threshold", TACG_DREAM,
+         _as_run("confidence_threshold_tilg_history_gate_capped_extra", 0.9, 9999, 1),
+         "tacg-released-dream:dream/gsm8k", decode=AS_PUBLISHED, shift=True, why=DRAWN),
+    Pair("TACG for Dream, over KLASS", TACG_DREAM, _as_run("dream_klass_tilg", 0.9, 0.001, 2),
+         "tacg-released-dream+klass:dream/gsm8k", decode=AS_PUBLISHED, shift=True, why=DRAWN),
+    Pair("TACG for Dream, averaged, over KLASS", TACG_DREAM, _as_run("klass_ours_full", 0.8, 0.001, 2),
+         "tacg-released-dream-ema+klass:dream/humaneval", decode=AS_PUBLISHED, shift=True, why=DRAWN),
     Pair("EB-Sampler (PC-Sampler's copy)", PC_SAMPLER, _unblocked("generate_with_eb_sampler", gamma=0.01), "eb",
          decode={"whole": True}, why="Without blocks, as there."),
     Pair("EB-Sampler (d2Cache's copy)", D2CACHE, _d2cache(gamma=0.01, alg="entropy"), "eb",

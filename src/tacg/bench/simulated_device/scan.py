@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     Launch = Callable[[Callable[..., None], dict[str, Any]], None]
 
-SCALARS = ("peak", "confidence", "margin", "gap", "entropy", "kl", "reference", "readout")  # as in the kernel's output
-
 
 @contextlib.contextmanager
 def emulated_scan(launch: Launch) -> Iterator[None]:
@@ -53,15 +51,18 @@ def scan_kernel(
 ) -> None:  # fmt: skip
     """What the kernel of this name leaves in `token_out`, `scalars_out` and the history (see `tacg.scan.triton`)."""
     begins = first.bool()
-    names = frozenset({"margin", "gap", "entropy"} | ({"kl"} if divergence else set()))
+    from tacg.scan.triton import SCALARS
+
+    names = frozenset({"margin", "gap", "entropy", "others"} | ({"kl"} if divergence else set()))
     found = read(
         logits, None, proposal if proposed else None, names, previous if divergence else None, slots, begins
     )  # fmt: skip
     if contrast:
         rows = torch.arange(len(slots))
         for name, weight in (("reference", 1.0), ("readout", -w)):
-            there = contrasted(logits, rows, reference, slots, found["token"], weight)
-            found[name] = torch.where(begins, found["confidence"], there)
+            there = 1.0 - contrasted(logits, rows, reference, slots, found["token"], weight, fine=True)
+            found[f"{name}_others"] = torch.where(begins, found["others"], there.to(found["others"].dtype))
+            found[name] = 1.0 - found[f"{name}_others"]
         follow(reference, slots, logits, rows, found["peak"], begins, beta)
     usable = (found["peak"] > lowest(logits.dtype)) & (found["peak"] < torch.inf)
     found["confidence"] = found["confidence"].masked_fill(~usable, torch.nan)
