@@ -1,4 +1,4 @@
-"""What few policies ask for: credit of tokens, posteriors of earlier steps, Dream's temperature. All backends share it."""
+"""What few policies ask for: credit of tokens, posteriors of earlier steps, Dream's temperature; for all backends."""
 
 from __future__ import annotations
 
