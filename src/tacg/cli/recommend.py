@@ -48,10 +48,11 @@ def main(
     knob: TaskKnobs = None,
     model: Model = DEFAULT_MODEL,
     verifier: Verifier = None,
-    minutes: Annotated[float, typer.Option(help="Budget.", min=0)] = 8.0,
+    minutes: Annotated[float, typer.Option(help="Budget.", min=0)] = 9.0,
     give: Annotated[float, typer.Option(help="Quality that speed may cost, as a share.", min=0, max=1)] = 0.02,
     policy: Annotated[
-        list[str] | None, typer.Option("--policy", "-p", help="Repeatable; default: all, and TACG over each.")
+        list[str] | None,
+        typer.Option("--policy", "-p", help="Repeatable; default: those that lead in the arena; all: every decoder."),
     ] = None,
     setting: Annotated[
         list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="Held fixed; repeatable.")
@@ -72,12 +73,13 @@ def main(
     from tacg.experiments.recommend import (
         MOST,
         NEAR,
+        SHORT_LIST,
         Agreeing,
         Graded,
         Problems,
         Race,
+        candidates_of,
         evidence,
-        short_list,
         shown,
         split_to_choose_on,
         unseen_table,
@@ -89,7 +91,8 @@ def main(
     if (task is None) == (prompts is None):
         raise TacgError("Say what to recommend for: either --task or --prompts.")
     graded = labels and prompts is None
-    specs = list(dict.fromkeys(get_policy(each).label for each in policy or decoders()))
+    named = decoders() if policy == ["all"] else policy or SHORT_LIST
+    specs = list(dict.fromkeys(get_policy(each).label for each in named))
     fixed = shared_settings(specs, setting or [])
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
     chosen_task = load_task(task, data, knob or []) if task else None
@@ -98,7 +101,7 @@ def main(
     else:
         split, lengths, what = split_to_choose_on(chosen_task), dict(chosen_task.decode), chosen_task.name
         asked = [] if labels else [each.asked for each in chosen_task.problems(split, MOST, seed)]
-    candidates = short_list(specs, lengths, fixed)
+    candidates = candidates_of(specs, lengths, fixed)
     llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
     with progress("recommending", None) as tick:
         problems: Problems

@@ -21,15 +21,18 @@ GIVE = 0.02  # what speed may cost: accuracy below the best of all decoders, as 
 WORDS = f"""Every registered decoder, each over its main knob, and `{GATE}` over each, on the same problems. `{GATE}`
 alone is over `{DEFAULT_BASE}`. Drawn from rows by `tacg arena`; nothing is typed in. Forwards, positions and auxiliary
 forwards are those of one problem on average: a branch that looks ahead is a forward of its own, and positions are all
-that the model computed. Tokens per second are wall time, and other processes may have had their share of the cores."""
+that the model computed. Auxiliary forwards are those of a second, smaller model (`apd`), whose positions are not among
+them. Tokens per second are wall time, and other processes may have had their share of the cores."""
 BEST = """- **Which decoder?** The setting to use of each decoder: the fewest steps among those at most {give:g} points
   below the best accuracy of all decoders. Decoders that do not get there follow, each with its most accurate setting.
   Settings were picked on the problems that they are shown on, so the top of the table is a little lucky;
   `tacg recommend` picks on other problems. Δ: to `{careful}` with one token per step, paired by problem. AUP: the area
   under accuracy over TPF of the whole curve (d3LLM)."""
 FRONTIERS = """- **Against every threshold.** What these settings gain over `{base}` at *every* threshold, with straight
-  lines between the measured ones: steps saved at equal accuracy and accuracy gained at equal steps, then the same for
-  computed positions. A decoder that looks ahead needs fewer rounds, and pays for them in positions."""
+  lines between the measured ones: steps saved at equal accuracy and points of accuracy gained at equal steps, then the
+  same for computed positions. The last two columns are the fair ones for decoders that look ahead in branches or shadow
+  tokens (`lookum`, `lopa`, `wino`), which need fewer steps and pay in positions, and for those that compute less than
+  the whole canvas (`streaming`). The table appears once two thresholds of `{base}` have been measured."""
 OVER = """- **TACG over each.** `{gate}+X` with the default of X's main knob against X at every value of that knob. The
   last column counts the values of the knob at which the accuracy gained is above 0 by its 95 % interval, and those at
   which it is below."""
@@ -92,7 +95,10 @@ def frontier_table(rows: Sequence[ResultRow], give: float = GIVE) -> Table:
         )
         for found in against_default(rows, best_points(rows, give))
     ]  # fmt: skip
-    columns = ("decoder", "setting", "steps saved %", "at equal steps", "positions saved %", "at equal positions")
+    columns = (
+        "decoder", "setting", "steps saved %", "accuracy at equal steps", "positions saved %",
+        "accuracy at equal positions",
+    )  # fmt: skip
     return Table(f"{rows[0]['task']}: against every threshold of {DEFAULT_BASE}", columns, tuple(lines))
 
 

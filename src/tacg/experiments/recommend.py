@@ -2,12 +2,15 @@
 
 What is sought has the fewest steps among those whose quality is at most `give` below the best. Quality is accuracy, or
 without labels agreement with one token per step. Successive halving: after each round the candidates that are most
-likely as good as what is sought go on to more problems. All see the same problems, and the winner is shown on others.
+likely as good as what is sought go on to more problems, and every round gets the same time. All see the same problems,
+and the winner is shown on others.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,12 +38,14 @@ if TYPE_CHECKING:
     from tacg.records.rows import Ledger, ResultRow
     from tacg.tasks import Task
 
-FIRST, GROWTH = 8, 2  # problems of the first round; each one leaves a half that then sees as many again
+# Tried unless others are named: there is no time to tell forty decoders apart, each with six values of its main knob.
+# Picked by hand from rows on pocket, each near the front of some task; `schedule` shows how good answers can be.
+SHORT_LIST = ("confidence", "tacg", "eb", "d3llm", "lopa", "frechet", "hierarchy", "credit", "apd", "schedule")
+FIRST, GROWTH = 16, 2  # problems of the first round; each round keeps one in so many
 NEAR = 0.1  # more steps than what is sought has, as a share, that make no difference
-VALUES = 3  # of a main knob: the default and its neighbours
-FINALISTS = 5
-OPENING = 0.4  # share of the budget for the first round, which tries everything
-UNSEEN = 0.15  # share of the budget for problems that nothing was chosen on
+FINALISTS = 4
+OPENING = 0.35  # share of the budget for the first round, which tries everything
+UNSEEN = 0.12  # share of the budget for problems that nothing was chosen on
 MOST = 1000  # problems to choose on, and to show the winner on
 
 
@@ -158,25 +163,25 @@ class Agreeing:
         return self.attempt(candidate, n, self.most if len(self.prompts) > self.most else 0)
 
 
-def short_list(
-    specs: Sequence[str], lengths: Mapping[str, Any], fixed: Mapping[str, Any], values: int = VALUES
-) -> list[Candidate]:
+def candidates_of(specs: Sequence[str], lengths: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[Candidate]:
     """Every decoder at its defaults, then all at the next value of their main knob, and so on.
+
+    All values: where answers are easily spoiled, the best decoders are those at the careful end.
 
     lengths  of the problems' answers; a value that these do not allow is left out
     fixed    settings of all decoders that have them; a main knob that is fixed does not move
     """
-    found = []
-    for depth in range(values):
-        for spec in specs:
-            knob, grid = main_knob(get_policy(spec))
-            mine = takes(spec, fixed)
-            moves = knob not in {"", *mine}
-            if depth < (len(grid) if moves else 1):
-                settings = mine | ({knob: grid[depth]} if moves else {})
-                if _allowed(spec, {**lengths, **settings}):
-                    found.append(Candidate(spec, settings, named(spec, knob, grid[depth]) if moves else spec))
-    return found
+    ladders = []
+    for spec in specs:
+        knob, grid = main_knob(get_policy(spec))
+        mine = takes(spec, fixed)
+        moves = knob not in {"", *mine}
+        ladders.append([
+            Candidate(spec, mine | ({knob: value} if moves else {}), named(spec, knob, value) if moves else spec)
+            for value in (grid if moves else grid[:1])
+        ])  # fmt: skip
+    found = (each for level in itertools.zip_longest(*ladders) for each in level if each is not None)
+    return [each for each in found if _allowed(each.spec, {**lengths, **each.settings})]
 
 
 def _allowed(spec: str, settings: Mapping[str, Any]) -> bool:
@@ -246,14 +251,13 @@ class Race:
         return [self.finalists[place] for place in order]
 
     def _next(self, end: float) -> int:
-        """Keep the likeliest, as many as there is time for; how many more problems they see. 0: no more."""
-        keep, left = self.ranked(), end - self.clock()
-        keep = keep[: max(-(-len(keep) // GROWTH), FINALISTS)]
-        size = min((GROWTH - 1) * self.seen, self.problems.most - self.seen)
-        while len(keep) > FINALISTS and sum(each.pace for each in keep) * size > left / 2:
-            keep.pop()
-        size = min(size, int(left / max(sum(each.pace for each in keep), 1e-9)))
-        if size < min(FIRST, self.problems.most - self.seen) or size < 1:
+        """Keep the likeliest; how many more problems they see in this round's share of what time is left. 0: none."""
+        keep = self.ranked()[: max(-(-len(self.finalists) // GROWTH), FINALISTS)]
+        rounds = 1 + math.ceil(max(0.0, math.log(len(keep) / FINALISTS, GROWTH)))
+        time_for = (end - self.clock()) / rounds / max(sum(each.pace for each in keep), 1e-9)
+        rest = self.problems.most - self.seen
+        size = min(int(time_for), rest)
+        if size < max(1, min(FIRST // GROWTH, rest)):
             return 0
         self.finalists = keep
         return size
@@ -262,17 +266,17 @@ class Race:
 def chances(candidates: Sequence[Candidate], give: float, rounds: int = 2000) -> NDArray[np.float64]:
     """How likely each is as good as what is sought: at most `give` worse, with at most a share `NEAR` more steps.
 
-    All have seen the same problems. A Bayesian bootstrap: problems get random weights, the same for all, and each
-    candidate has one more right and one more wrong answer of its own, so that eight right ones out of eight are not
-    taken for certain. Being close is what counts: of neighbours on a frontier none would ever be likely the best.
+    All have seen the same problems. A Bayesian bootstrap: problems get random weights, the same for all, so that only
+    problems on which candidates differ speak for one of them. (Noise of each candidate's own would make the best of
+    many look better than any is.) Being close is what counts: of neighbours on a frontier none would ever be likely the
+    best.
     """
     quality = np.array([each.quality for each in candidates])
     steps = np.array([each.steps for each in candidates], dtype=np.float64)
     rng = np.random.default_rng(0)
     weights = rng.exponential(size=(rounds, quality.shape[1]))
-    right, wrong = rng.exponential(size=(2, rounds, len(candidates)))
-    total = weights.sum(axis=1, keepdims=True)
-    drawn, pace = (weights @ quality.T + right) / (total + right + wrong), weights @ steps.T / total
+    weights /= weights.sum(axis=1, keepdims=True)
+    drawn, pace = weights @ quality.T, weights @ steps.T
     sought = np.where(drawn >= drawn.max(axis=1, keepdims=True) - give, pace, np.inf).argmin(axis=1, keepdims=True)
     as_good = drawn >= np.take_along_axis(drawn, sought, axis=1) - give
     as_fast = pace <= np.take_along_axis(pace, sought, axis=1) * (1 + NEAR)
