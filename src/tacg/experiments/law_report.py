@@ -205,13 +205,12 @@ def pictured(cells: Sequence[ResultRow], law: Mapping[str, Any]) -> list[ResultR
     mine = [each for each in law["correlations"] if (each["method"], each["base"]) == (WHOLE, DEFAULT_BASE)]
     feature = max(mine, key=lambda each: abs(each["rho"]))["feature"] if mine else "steps"
     rule = next((each for each in law["rules"] if (each["method"], each["base"]) == (WHOLE, DEFAULT_BASE)), None)
+    axis = FEATURES[feature].replace("`", "")
     found = []
     for cell in cells:
-        won = gain_of(cell, WHOLE)
-        found.append({
-            "model": cell["model"], "gain": won["gained"], "gain_ci": won["gained_ci"], "feature": FEATURES[feature].replace("`", ""),
-            "value": cell["features"][feature], "gate": f"{WHOLE} over {DEFAULT_BASE}",
-        })  # fmt: skip
+        won, value = gain_of(cell, WHOLE), cell["features"][feature]
+        facts = {"model": cell["model"], "gate": f"{WHOLE} over {DEFAULT_BASE}", "feature": axis, "value": value}
+        found.append(facts | {"gain": won["gained"], "gain_ci": won["gained_ci"]})
     if rule is not None and "halves" in rule["held_out"] and len(found) == len(rule["held_out"]["halves"]["guesses"]):
         for row, guess in zip(found, rule["held_out"]["halves"]["guesses"], strict=True):
             row["guess"] = guess
