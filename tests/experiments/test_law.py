@@ -14,7 +14,7 @@ import tacg
 from tacg.cli.diagnose import main as diagnose
 from tacg.cli.law import main as law
 from tacg.errors import TacgError
-from tacg.experiments.controls import CarefulStart, HeldAtRandom, Told
+from tacg.experiments.controls import CarefulStart, HeldAtRandom, Outspoken
 from tacg.experiments.diagnose import FEATURES, FIELDS, TARGETS, features
 from tacg.experiments.frontier import against_frontier, mean_gain
 from tacg.experiments.grid import Sample
@@ -75,7 +75,7 @@ def test_held_at_random_spares_what_escapes_and_keeps_its_rate() -> None:
     assert all(committed(policy.replace(rate=0.0), many)[0])
 
 
-@pytest.mark.parametrize("policy", [*CONTROLS, Told(base=Confidence())], ids=lambda policy: policy.label)
+@pytest.mark.parametrize("policy", [*CONTROLS, Outspoken(base=Confidence())], ids=lambda policy: policy.label)
 def test_controls_are_one_graph(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     boards, answer, signals, state = step_of(policy, monkeypatch)
     given = parts(signals)
@@ -89,7 +89,7 @@ def test_controls_are_one_graph(policy: Policy, monkeypatch: pytest.MonkeyPatch)
 def test_told_changes_nothing_and_tells_what_the_gate_hides(llm: tacg.LLM) -> None:
     gate = get_policy("tacg", k_extra=0, threshold=0.01)
     plain = llm.generate("Hello", gate, gen_length=16)
-    told = llm.generate("Hello", gate.__class__(base=Told(base=gate.base), gate=gate.gate), gen_length=16)
+    told = llm.generate("Hello", gate.__class__(base=Outspoken(base=gate.base), gate=gate.gate), gen_length=16)
     assert (told.tokens, told.steps) == (plain.tokens, plain.steps)
     row = held_back(llm, get_task("pocket-sudoku"), Sample(2), 0.001, ledger := Ledger())
     assert 0 < row["held"] < row["of"]

@@ -76,10 +76,10 @@ class HeldAtRandom(Wrapper):
 
 
 @dataclass(frozen=True)
-class Told(Wrapper):
+class Outspoken(Wrapper):
     """The base policy, which tells what it would commit: a gate above it hides that."""
 
-    name: ClassVar[str] = "told"
+    name: ClassVar[str] = "outspoken"
 
     @property
     def needs(self) -> Needs:

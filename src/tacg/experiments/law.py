@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tacg.engine.events import Step
 from tacg.engine.request import resolve
 from tacg.experiments.ablate import PARTS
-from tacg.experiments.controls import CarefulStart, HeldAtRandom, Told
+from tacg.experiments.controls import CarefulStart, HeldAtRandom, Outspoken
 from tacg.experiments.diagnose import diagnose
 from tacg.experiments.evaluate import settings_of
 from tacg.experiments.frontier import mean_gain
@@ -118,7 +118,7 @@ def held_back(llm: LLM, task: Task, sample: Sample, threshold: float, ledger: Le
         return row
     problems = list(task.problems(sample.split, sample.n, sample.seed))
     asked, held, of = [problem.asked for problem in problems], 0, 0
-    told = replace(gate, base=Told(base=gate.base))
+    told = replace(gate, base=Outspoken(base=gate.base))
     for event in llm.stream(asked, told, batch_size=sample.batch_size, **settings):
         if isinstance(event, Step):
             for each in event.proposals:
