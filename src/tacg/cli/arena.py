@@ -114,10 +114,10 @@ def _play(llm: LLM, cells: Sequence[Cell], sample: Sample, out: Path) -> None:
             try:
                 run(llm, [cell], sample, ledger, tick)
             except TacgError as error:
-                refused[cell.policy] = error
+                refused[str(cell.policy)] = error
     for spec, reason in refused.items():
         typer.secho(f"left out: {spec}: {reason}", fg="yellow", err=True)
-    if cells and len(refused) == len({cell.policy for cell in cells}):
+    if cells and len(refused) == len({str(cell.policy) for cell in cells}):
         raise next(iter(refused.values()))
 
 

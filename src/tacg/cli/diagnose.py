@@ -1,4 +1,4 @@
-"""Ask which signals tell right proposals from wrong ones."""
+"""Ask which signals tell right proposals from wrong ones, and whether the trajectory should help."""
 
 from __future__ import annotations
 
@@ -16,55 +16,82 @@ from tacg.cli.common import (
     Out,
     Quick,
     Seed,
+    SettingOptions,
     Split,
     Tasks,
     load_model,
+    parse_settings,
     present,
     progress,
     ready_directory,
 )
+from tacg.errors import TacgError
 
 EPILOG = """[bold]Examples[/bold]
 
 tacg diagnose --n 100
 
-tacg diagnose --task pocket-math --policy confidence --target reference"""
+tacg diagnose --task pocket-math --policy confidence --target reference
+
+tacg diagnose --prompts mine.txt --model ./LLaDA-8B-Instruct --set gen_length=256      your own prompts, one per line"""
 
 
 def main(
     task: Tasks = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A file with one prompt per line instead; one with holes (⟨8⟩) is filled.")
+    ] = None,
     policy: Annotated[str, typer.Option("--policy", "-p", help="Whose trajectories are looked at.")] = "schedule",
     target: Annotated[str, typer.Option(help="What a proposal must match: final or reference.")] = "final",
     n: N = 100,
     seed: Seed = 0,
     split: Split = "dev",
     model: Model = DEFAULT_MODEL,
+    setting: SettingOptions = None,
     batch_size: BatchSize = 32,
+    law: Annotated[Path | None, typer.Option(help="A law.json of [cyan]tacg law[/cyan] (default: what ships).")] = None,
     out: Out = Path("runs/diagnose"),
     quick: Quick = False,
     as_json: Json = False,
 ) -> None:
-    """Match rates of proposals by streak, support, margin, entropy and KL, within bins of confidence."""
+    """Match rates of proposals by streak, support, margin, entropy and KL, within bins of confidence; and a verdict.
+
+    The verdict needs no labels: what TACG should gain on this model and these prompts, with which knobs, how sure.
+    """
     import functools
 
     from tacg.errors import unknown
-    from tacg.experiments.diagnose import TARGETS, diagnose, tables
+    from tacg.experiments.diagnose import TARGETS, diagnose, feature_table, tables
     from tacg.experiments.grid import Sample
-    from tacg.policies import get_policy
+    from tacg.experiments.law import CAREFUL
+    from tacg.experiments.law_fit import in_words, read_law, verdict
     from tacg.records.bins import SIGNALS
     from tacg.records.plots import draw_match
     from tacg.records.rows import Ledger
     from tacg.tasks import get_task, task_names
+    from tacg.tasks.prompts import OwnPrompts
 
     if target not in TARGETS:
         raise unknown("target", target, TARGETS)
-    get_policy(policy)  # complain before anything is loaded
+    if prompts is not None and (task or target == "reference"):
+        raise TacgError("--prompts takes the place of --task, and has no reference answers: leave out --target, too.")
+    settings = parse_settings(policy, setting or [])  # complain before anything is loaded
+    known = read_law(law)
     tasks = [get_task(name) for name in task or (["pocket-sudoku"] if quick else task_names())]
+    if prompts is not None:
+        tasks = [OwnPrompts(str(prompts))]
     n = min(n, 16) if quick else n
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
     llm = load_model(model)
     with progress("diagnosis", n * len(tasks)) as tick:
         sample = Sample(n, seed, split, batch_size)
-        rows = diagnose(llm, tasks, policy, sample, ledger, tick)
+        rows = diagnose(llm, tasks, policy, sample, ledger, tick, settings)
+    careful = policy == CAREFUL  # the law was measured on its proposals
+    rows = [row | {"verdict": verdict(row["features"]["final"], known) if careful else []} for row in rows]
     draw = {"match.png": functools.partial(draw_match, target=target)}
-    present("Which signal carries what", rows, tables(rows, target, list(SIGNALS)), draw, out, as_json)
+    shown = [*tables(rows, target, list(SIGNALS)), feature_table(rows)]
+    present("Which signal carries what", rows, shown, draw, out, as_json)
+    for row in rows:
+        words = in_words(row["verdict"], known) if careful else [f"No verdict: it needs --policy {CAREFUL}."]
+        for line in words:
+            typer.echo(f"{row['task']}: {line}", err=as_json)

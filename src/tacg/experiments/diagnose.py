@@ -4,6 +4,8 @@ Every proposal for a mask in every step is a sample. It matches if it is the tok
 or the one that the decode ended with (then the proposals that are committed in that very step are left out: they match
 by definition). Signals of change (support, log ratio, KL) have no meaning at a position's first observation, which is
 left out for them. Proposals of one problem are not independent, so intervals resample whole problems.
+
+`features` sums up a model on such prompts in a few numbers that need no labels: what `tacg law` explains gains by.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import numpy as np
 from tacg.engine.events import Finished, Started, Step
 from tacg.engine.request import resolve
 from tacg.errors import TacgError
+from tacg.experiments.compare import takes
 from tacg.experiments.evaluate import identity_for, settings_of
-from tacg.policies import get_policy
+from tacg.policies.base import DEFAULT_BASE
 from tacg.policies.probe import Probe
 from tacg.records.bins import CONFIDENCE, SIGNALS, bin_names
 from tacg.records.rows import Ledger, ResultRow, key_of
@@ -26,7 +29,7 @@ from tacg.shapes import COUNT, Number
 from tacg.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -39,20 +42,39 @@ if TYPE_CHECKING:
 
 OF_CHANGE = {"support", "log_ratio", "kl"}
 TARGETS = ("reference", "final")
-FIELDS = ("problem", "first", "committed", "confidence", *SIGNALS, *TARGETS)
+FIELDS = ("problem", "share", "first", "committed", "confidence", *SIGNALS, *TARGETS)
+# What is measured without labels, and what it means.
+FEATURES = {
+    "steps": f"steps per block of `{DEFAULT_BASE}`",
+    "flips": "share of proposals that differ from the one a step before",
+    "early": "overconfidence while more than two thirds of a block are masked",
+    "fall": "how much less that is once less than a third is",
+    "streak": "AUC of the streak beyond confidence",
+    "support": "AUC of support beyond confidence",
+}
+SURE = 0.5  # overconfidence is of proposals that some threshold might commit
 ROUNDS = 200
 LEVELS = 200  # of confidence, within which signals are compared
 
 
-def collect(llm: LLM, task: Task, policy: str, sample: Sample, tick: Tick | None = None) -> Array:
-    """Every proposal for a mask: float64 [proposals, FIELDS]. Not for end-of-text padding: it would drown the rest."""
+def collect(
+    llm: LLM, task: Task, policy: str, sample: Sample, tick: Tick | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Array:  # fmt: skip
+    """Every proposal for a mask: float64 [proposals, FIELDS]. Not for end-of-text padding: it would drown the rest.
+
+    share  of the masks that the block began with, how many are left
+    """
     problems = list(task.problems(sample.split, sample.n, sample.seed))
-    settings, probe = settings_of(task, policy, {}), Probe(base=get_policy(policy))
-    spec, length = llm.model.spec, settings["gen_length"]
+    settings = settings_of(task, policy, settings or {})
+    rule, decode = resolve(policy, settings)
+    probe, settings = Probe(base=rule), {**decode.values(), "suppress": decode.suppress}
+    spec, length = llm.model.spec, decode.gen_length
     ends, mask_id = spec.eos_ids, spec.mask_id
     expected = [llm.tokenizer.encode(problem.answer) for problem in problems]
     seen: dict[int, list[tuple[float, ...]]] = {}
     canvas: dict[int, tuple[int, ...]] = {}  # of each row, before the step
+    begun: dict[tuple[int, int], int] = {}  # masks of a row's block at first
     found: list[tuple[float, ...]] = []
     prompts = [problem.asked for problem in problems]
     for event in llm.stream(prompts, probe, batch_size=sample.batch_size, **settings):
@@ -61,31 +83,63 @@ def collect(llm: LLM, task: Task, policy: str, sample: Sample, tick: Tick | None
         elif isinstance(event, Step):
             mine = seen.setdefault(event.row, [])
             known, written = {place for place, *_ in mine}, {commit.position for commit in event.committed}
+            # What a policy thinks of its own tokens is no sample.
+            masks = [each for each in event.proposals if canvas[event.row][each.position] == mask_id]
+            share = len(masks) / begun.setdefault((event.row, event.block), max(len(masks), 1))
             mine.extend(
                 (
-                    each.position, each.token, each.position not in known, each.position in written, each.confidence,
-                    *(each.signals[name] for name in SIGNALS),
+                    each.position, each.token, share, each.position not in known, each.position in written,
+                    each.confidence, *(each.signals[name] for name in SIGNALS),
                 )
-                for each in event.proposals
-                if canvas[event.row][each.position] == mask_id  # what a policy thinks of its own tokens is no sample
+                for each in masks
             )  # fmt: skip
             canvas[event.row] = event.canvas
         elif isinstance(event, Finished):
             if event.output.error:
                 raise TacgError(f"{task.name}, problem {problems[event.row].id}: {event.output.error}")
             final, wanted = event.output.tokens, expected[event.row] + [*ends[:1]] * length
+            labelled = problems[event.row].answer != ""
             if problems[event.row].infill:  # the canvas is the answer, from its first hole on
                 wanted = [*spec.before, *wanted, *spec.after][event.output.prompt_tokens :]
             stop = next((place for place, token in enumerate(final) if token in ends), len(final))
             for place, token, *values in seen.pop(event.row):
                 if place < stop:
-                    found.append((event.row, *values, token == wanted[int(place)], token == final[int(place)]))
+                    match = token == wanted[int(place)] if labelled else np.nan
+                    found.append((event.row, *values, match, token == final[int(place)]))
             if tick is not None:
                 tick(task.name, task.grade(problems[event.row], event.output.text).correct)
     return np.array(found, dtype=np.float64).reshape(-1, len(FIELDS))
 
 
+def steps_per_block(llm: LLM, task: Task, sample: Sample, settings: Mapping[str, Any]) -> float:
+    """Of the default base policy on the same problems: where blocks take two steps there is no trajectory."""
+    asked: list[Any] = [problem.asked for problem in task.problems(sample.split, sample.n, sample.seed)]
+    mine = settings_of(task, DEFAULT_BASE, takes(DEFAULT_BASE, settings))
+    length = resolve(DEFAULT_BASE, mine)[1].block_length
+    outputs = llm.generate(asked, DEFAULT_BASE, batch_size=sample.batch_size, **mine)
+    return float(np.mean([each.steps / len({one.position // length for one in each.commits}) for each in outputs]))
+
+
+def features(data: Array, auc: Mapping[str, Any], steps: float, target: str) -> dict[str, float | None]:
+    """What a model does on such prompts, in numbers (`FEATURES`); None where nothing could be measured."""
+    share, sure = column(data, "share"), column(data, "confidence")
+    again, counted = column(data, "first") == 0, _usable(data, target, "confidence") & (sure >= SURE)
+    over = sure - column(data, target)
+    early, late = (_mean(over[counted & part]) for part in (share > 2 / 3, share < 1 / 3))
+    fall = None if early is None or late is None else early - late
+    flips = _mean(column(data, "streak")[again] == 1)
+    found: dict[str, float | None] = {"steps": steps, "flips": flips, "early": early, "fall": fall}
+    for name in ("streak", "support"):
+        found[name] = auc[target][name][0] if auc[target][name] else None
+    return found
+
+
+def _mean(values: Array | Mask) -> float | None:
+    return float(values.mean()) if len(values) else None
+
+
 SHAPE = {
+    "features": dict.fromkeys(TARGETS, dict),
     "task": str, "model": str, "policy": str, "n": COUNT, "proposals": COUNT, "auc": dict.fromkeys(TARGETS, dict),
     "bins": [{"target": str, "signal": str, "confidence": COUNT, "count": COUNT, "match": Number(0, 1),
               "match_ci": list, "mean_confidence": Number(0, 1), "bin?": COUNT, "streak?": COUNT}],
@@ -94,13 +148,15 @@ SHAPE = {
 
 def diagnose(
     llm: LLM, tasks: Sequence[Task], policy: str, sample: Sample, ledger: Ledger | None = None,
-    tick: Tick | None = None,
+    tick: Tick | None = None, settings: Mapping[str, Any] | None = None,
 ) -> list[ResultRow]:  # fmt: skip
-    """A row a task: match rates by confidence alone, by each signal within confidence, by support within both; AUCs."""
+    """One row per task: match rates by confidence alone, by each signal within it, by support within both; AUCs; and
+    the features by target."""
+    settings = settings or {}
     ledger = ledger or Ledger()
     weights, rows = llm.identity["weights"], []
     for task in tasks:
-        made = resolve(policy, settings_of(task, policy, {}))
+        made = resolve(policy, settings_of(task, policy, settings))
         facts: ResultRow = {
             "task": task.name, "model": llm.model.spec.name, "policy": made[0].label, "weights": weights,
             "n": sample.n, "seed": sample.seed, "split": sample.split,
@@ -112,14 +168,18 @@ def diagnose(
             identity=identity_for(llm, made[0]),
             edges=edges,
             levels=LEVELS,
+            features=FEATURES,
+            asked=[problem.prompt for problem in task.problems(sample.split, sample.n, sample.seed)],
             version=__version__,
             **facts,
         )
         row = ledger.get(key, SHAPE)
         if row is None:
-            data = collect(llm, task, policy, sample, tick)
-            facts |= {"proposals": len(data), "bins": list(bins(data)), "auc": aucs(data), **surroundings()}
-            row = ledger.add(key, facts)
+            data = collect(llm, task, policy, sample, tick, settings)
+            auc, steps = aucs(data), steps_per_block(llm, task, sample, settings)
+            numbers = {target: features(data, auc, steps, target) for target in TARGETS}
+            facts |= {"proposals": len(data), "bins": list(bins(data)), "auc": auc, "features": numbers}
+            row = ledger.add(key, facts | surroundings())
         rows.append(row)
     return rows
 
@@ -131,7 +191,7 @@ def column(data: Array, name: str) -> Array:
 
 def _usable(data: Array, target: str, signal: str) -> Mask:
     """The proposals that can say something about a signal and a target."""
-    usable = np.ones(len(data), dtype=bool)
+    usable = ~np.isnan(column(data, target))  # nobody knows what is right for prompts of one's own
     if target == "final":
         usable &= column(data, "committed") == 0
     if signal in OF_CHANGE:
@@ -245,6 +305,15 @@ def tables(
             made.append(Table(f"{row['task']}: match with the {target} token, %", columns, tuple(lines)))
         made.append(_jointly(row, target))
     return made
+
+
+def feature_table(rows: Sequence[ResultRow]) -> Table:
+    """What was measured without labels, one line per feature."""
+    lines = []
+    for name, meaning in FEATURES.items():
+        values = [row["features"]["final"][name] for row in rows]
+        lines.append((meaning, *("" if value is None else f"{value:.3f}" for value in values)))
+    return Table("What the law looks at", ("without labels", *(row["task"] for row in rows)), tuple(lines))
 
 
 def _jointly(row: ResultRow, target: str) -> Table:

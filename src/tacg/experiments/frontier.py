@@ -43,26 +43,39 @@ def against_frontier(row: ResultRow, base: Sequence[ResultRow], cost: str = "ste
     Where the point is more accurate than the whole frontier, `saved` is measured against the frontier's best, which
     understates it, and `beyond` is true. A point that is less accurate than all of it saves nothing.
     """
-    rows = [row, *base]
+    beyond = bool(row["accuracy"] > max(each["accuracy"] for each in base))
+    return mean_gain([row], base, cost, rounds) | {"beyond": beyond}
+
+
+def mean_gain(
+    points: Sequence[ResultRow], base: Sequence[ResultRow], cost: str = "steps", rounds: int = 500
+) -> ResultRow:
+    """What a curve saves and gains over a frontier: the mean over its points, each as `against_frontier` says.
+
+    Points that another one of the curve beats, faster and at least as accurate, do not count: nobody would use them.
+    """
+    rows = [*points, *base]
     right = np.array([[mark == "1" for mark in each["correct"]] for each in rows], dtype=np.float64)
     steps = np.array([each[f"item_{cost}"] for each in rows], dtype=np.float64)
     n = right.shape[1]
     draws = np.vstack([np.ones(n), resamples(n, rounds)]) / n  # the first is the sample itself
-    found = np.array([_gains(accuracy, pace) for accuracy, pace in zip(draws @ right.T, draws @ steps.T, strict=True)])
+    found = np.array([
+        _gains(accuracy, pace, len(points)) for accuracy, pace in zip(draws @ right.T, draws @ steps.T, strict=True)
+    ])  # fmt: skip
     low, high = np.quantile(found[1:], [0.025, 0.975], axis=0)
     return {
         "saved": float(found[0, 0]), "saved_ci": [float(low[0]), float(high[0])],
         "gained": float(found[0, 1]), "gained_ci": [float(low[1]), float(high[1])],
-        "beyond": bool(row["accuracy"] > max(each["accuracy"] for each in base)),
     }  # fmt: skip
 
 
-def _gains(accuracy: Array, steps: Array) -> tuple[float, float]:
-    """(share of steps saved, accuracy gained) of the first point over the frontier of the others."""
-    pace, height = envelope(steps[1:], accuracy[1:])
-    saved = 1 - float(steps[0] / np.interp(accuracy[0], height, pace))
-    gained = float(accuracy[0] - np.interp(steps[0], pace, height))
-    return min(saved, 0.0) if accuracy[0] < height[0] else saved, gained
+def _gains(accuracy: Array, steps: Array, points: int) -> tuple[float, float]:
+    """(share of steps saved, accuracy gained) of the first points over the frontier of the others, on average."""
+    pace, height = envelope(steps[points:], accuracy[points:])
+    took, right = envelope(steps[:points], accuracy[:points])
+    saved = 1 - took / np.interp(right, height, pace)
+    saved = np.where(right < height[0], np.minimum(saved, 0.0), saved)
+    return float(saved.mean()), float((right - np.interp(took, pace, height)).mean())
 
 
 def envelope(steps: Array, accuracy: Array) -> tuple[Array, Array]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tacg.llm import LLM
+    from tacg.policies import Policy
     from tacg.tasks import Task
 
 Tick = Callable[[str, bool], None]  # told the name of a cell and whether an item was right
@@ -45,7 +46,7 @@ class Cell:
     """A policy on a task. `name` is its name in tables, `tags` are columns that the experiment adds to the row."""
 
     task: Task
-    policy: str
+    policy: str | Policy
     settings: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
     tags: Mapping[str, Any] = field(default_factory=dict)
@@ -70,8 +71,8 @@ def run(
     weights = llm.identity["weights"]
     rows = []
     for cell in cells:
-        name = cell.name or cell.policy
         policy, decode = resolve(cell.policy, settings_of(cell.task, cell.policy, cell.settings))
+        name = cell.name or (cell.policy if isinstance(cell.policy, str) else policy.label)
         key = key_of(
             task=repr(cell.task), policy=repr(policy), decode=repr(decode), model=identity_for(llm, policy),
             version=__version__, n=sample.n, seed=sample.seed, split=sample.split,

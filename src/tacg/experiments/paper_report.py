@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 WORTHWHILE = 0.08  # share of steps saved that a user would notice
 INTRODUCTION = """Every figure and table here is drawn from rows by `tacg report`; nothing is typed in. Knobs were tuned
-on the dev split."""
+on the dev split. These are results of one model that we trained ourselves; `tacg law` asks the same of models that
+others trained, and why ([how](judges.md#the-law))."""
 COMPARISON = """Each gated policy was tuned on the dev split, three times: to lose nothing of the best dev accuracy, at
 most two points, at most five. It is held against the frontier of its base policy on the same test problems: the
 measured thresholds (where a gated point is slower than all of them, higher ones too), those that the gate itself was

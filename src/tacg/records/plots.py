@@ -113,6 +113,30 @@ def draw_match(rows: Sequence[ResultRow], path: Path, target: str = "final") -> 
     return _save(figure, panels, path, about)
 
 
+def draw_law(rows: Sequence[ResultRow], path: Path) -> Path:
+    """One point per cell. What a gate gains against a feature, and against what a rule that had not seen the cell says.
+
+    rows  cells with `gain` and its interval, `feature` and `value`; `guess` where there is a rule
+    """
+    guessed = all("guess" in row for row in rows)
+    figure, panels = _panels(["feature", *["guess"] * guessed])
+    colour = _colours(row["model"] for row in rows)
+    for what, panel in panels:
+        for model in colour:
+            mine = [row for row in rows if row["model"] == model]
+            xs = [row["value"] if what == "feature" else 100 * row["guess"] for row in mine]
+            ys = [100 * row["gain"] for row in mine]
+            low = [max(0.0, y - 100 * row["gain_ci"][0]) for y, row in zip(ys, mine, strict=True)]
+            high = [max(0.0, 100 * row["gain_ci"][1] - y) for y, row in zip(ys, mine, strict=True)]
+            panel.errorbar(xs, ys, yerr=[low, high], fmt="o", color=colour[model], label=model, capsize=2)
+        panel.axhline(0, color="#999", linewidth=0.8)
+        label = rows[0]["feature"] if what == "feature" else "foretold by a rule from other cells, points"
+        panel.set(xlabel=label, ylabel="accuracy gained at equal steps, points")
+        if what == "guess":
+            panel.axvline(0, color="#999", linewidth=0.8)
+    return _save(figure, panels, path, f"{rows[0]['gate']}, {len(rows)} cells, 95 % intervals")
+
+
 def draw_trials(rows: Sequence[ResultRow], path: Path) -> Path:
     """What a search tried: quality over steps, and the front of the best trade-offs as a line."""
     figure, panels = _panels([rows[0]["policy"].partition("(")[0]])

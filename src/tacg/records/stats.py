@@ -51,6 +51,39 @@ def resamples(n: int, rounds: int, seed: int = 0) -> NDArray[np.float64]:
     return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), rounds).astype(np.float64)
 
 
+def spearman(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Rank correlation, ties at their mean rank; NaN where one side does not vary."""
+    return float(_rank_correlation(np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)))
+
+
+def spearman_interval(
+    ours: Sequence[float], theirs: Sequence[float], *, rounds: int = 1000, seed: int = 0
+) -> tuple[float, float]:
+    """95 % interval of the rank correlation over resampled pairs; NaN if hardly any resample has one."""
+    places = np.random.default_rng(seed).integers(0, len(ours), (rounds, len(ours)))
+    first, second = (np.asarray(values, dtype=np.float64)[places] for values in (ours, theirs))
+    found = _rank_correlation(first, second)
+    found = found[~np.isnan(found)]
+    if len(found) < rounds / 2:
+        return math.nan, math.nan
+    low, high = np.quantile(found, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _rank_correlation(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Along the last axis."""
+    first, second = _centred_ranks(ours), _centred_ranks(theirs)
+    scale = np.sqrt((first**2).sum(axis=-1) * (second**2).sum(axis=-1))
+    return np.where(scale > 0, (first * second).sum(axis=-1) / np.where(scale > 0, scale, 1.0), math.nan)
+
+
+def _centred_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Twice the rank of each value among its row, less the mean: how many are below it, less how many are above."""
+    sides = np.sign(values[..., :, None] - values[..., None, :])
+    centred: NDArray[np.float64] = sides.sum(axis=-1)
+    return centred
+
+
 def aup(points: Sequence[tuple[float, float]], *, best: float | None = None, alpha: float = 3.0) -> float:
     """Accuracy under parallelism (d3LLM, Qian et al., 2026) of (TPF, accuracy in percent) points.
 

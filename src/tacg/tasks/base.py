@@ -135,10 +135,11 @@ _BENCHMARKS = {
 
 # What judges are asked (`tacg judges`); each name with its knobs.
 _HOLES = {"reactions": "tacg.tasks.reactions:Reactions", "antibodies": "tacg.tasks.antibodies:Antibodies"}
-_SHARES: dict[str, dict[str, Any]] = {"": {}, "-30": {"masked": 0.3}, "-70": {"masked": 0.7}}
+_SHARES = {"reactions": (None, 0.3, 0.7), "antibodies": (None, 0.1, 0.3)}  # none: the task's own
 _JUDGED: dict[str, dict[str, Any]] = {
-    f"{kind}{share}{span}": masked | ({"where": "span"} if span else {})
-    for kind in _HOLES for span in ("", "-span") for share, masked in _SHARES.items()
+    f"{kind}{f'-{100 * share:.0f}' if share else ''}{span}": ({"masked": share} if share else {})
+    | ({"where": "span"} if span else {})
+    for kind, shares in _SHARES.items() for span in ("", "-span") for share in shares
 }  # fmt: skip
 
 

@@ -46,7 +46,7 @@ class TextsWithHoles(Task):
     @property
     def name(self) -> str:  # type: ignore[override]
         """With its knobs: a table may have rows of several."""
-        share = "" if self.masked == 0.5 else f"-{100 * self.masked:.4g}"
+        share = "" if self.masked == self.knobs()["masked"].default else f"-{100 * self.masked:.4g}"
         return f"{self.kind}{share}{'-span' if self.where == 'span' else ''}"
 
     @property

@@ -1,0 +1,139 @@
+"""Ask when the trajectory helps: gains over whole frontiers, controls, and features that need no labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tacg.cli.common import (
+    DEFAULT_MODEL,
+    BatchSize,
+    Device,
+    Dtype,
+    Json,
+    N,
+    Quick,
+    Seed,
+    Split,
+    load_model,
+    print_json,
+    progress,
+    ready_directory,
+    show_tables,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tacg.experiments.grid import Sample
+    from tacg.tasks import Task
+
+EPILOG = """[bold]Examples[/bold]
+
+tacg law --quick
+
+tacg law --model rxnmapper --model rxnfp --model pocket --n 300 --jobs 2 --out docs/law
+
+tacg law --model ./my-model --task pocket-math --out docs/law       one more cell, beside those that are there
+
+tacg law --out docs/law --redraw                                    report and law.json from rows; decodes nothing"""
+
+
+def main(
+    model: Annotated[
+        list[str] | None, typer.Option("--model", "-m", help="Built-in name, judge, directory or hub id; repeatable.")
+    ] = None,
+    task: Annotated[
+        list[str] | None,
+        typer.Option("--task", "-t", help="Repeatable; default: a judge's own, for others those of pocket."),
+    ] = None,
+    n: N = 300,
+    seed: Seed = 0,
+    split: Split = "test",
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    batch_size: BatchSize = 32,
+    jobs: Annotated[int, typer.Option(help="Processes. On few cores faster than threads.", min=1)] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory for rows and law.json, the report beside it; default: runs/law.")
+    ] = None,
+    ship: Annotated[
+        Path | None, typer.Option(help="Write the law here, too: src/tacg/experiments/law.json is what ships.")
+    ] = None,
+    redraw: Annotated[bool, typer.Option("--redraw", help="Only draw what is there; decode nothing.")] = False,
+    quick: Quick = False,
+    share: Annotated[str, typer.Option(hidden=True, help="I/N: only every N-th cell, for --jobs.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Measure what TACG, and its parts, gain over whole frontiers, and fit a rule that foretells it without labels.
+
+    Stopped at any time, it goes on where it was; models and tasks of other runs into the same directory stay.
+    """
+    from tacg.cli.parallel_runs import run_apart
+    from tacg.experiments.grid import Sample
+    from tacg.experiments.law import tasks_for
+    from tacg.tasks import get_task
+
+    out = ready_directory(out or Path("runs/law-quick" if quick else "runs/law"))
+    n = min(n, 4) if quick else n
+    models = list(dict.fromkeys(model or [DEFAULT_MODEL]))
+    tasks = [get_task(each) for each in task or ()]
+    planned = [(each, one) for each in models for one in tasks or tasks_for(each)[: 1 if quick else None]]
+    try:
+        if jobs > 1 and not redraw:
+            words = ["--n", str(n), "--seed", str(seed), "--split", split, "--dtype", dtype, "--device", device]
+            words += ["--batch-size", str(batch_size), "--out", str(out), *["--quick"] * quick]
+            words += [word for each in models for word in ("--model", each)]
+            words += [word for each in tasks for word in ("--task", each.name)]
+            shares = {f"{part + 1} of {jobs}": ["law", *words, "--share", f"{part}/{jobs}"] for part in range(jobs)}
+            run_apart(shares, jobs, out / "rows.jsonl")
+        elif not redraw:
+            part, parts = (int(word) for word in (share or "0/1").split("/"))
+            _measure(planned[part::parts], Sample(n, seed, split, batch_size), out, quick, dtype, device)
+    except KeyboardInterrupt:
+        typer.secho("stopped; started again, it goes on where it was", err=True)
+        raise typer.Exit(130) from None
+    if not share:
+        _show(out, ship, as_json)
+
+
+def _measure(
+    planned: Sequence[tuple[str, Task]], sample: Sample, out: Path, quick: bool, dtype: str, device: str
+) -> None:
+    """Decode what is missing, one cell after the other."""
+    from tacg.experiments.law import measure, plan
+    from tacg.records.rows import Ledger
+
+    ledger, name, llm = Ledger(out / "rows.jsonl"), "", None
+    for model, task in planned:
+        if llm is None or model != name:
+            name, llm = model, load_model(model, dtype=dtype, device=device)
+        with progress(f"{model} · {task.name}", sample.n * (len(plan(task, quick)) + 1)) as tick:
+            measure(llm, task, sample, ledger, tick, quick)
+
+
+def _show(out: Path, ship: Path | None, as_json: bool) -> None:
+    """Law, report and tables of the rows that are there."""
+    from tacg.experiments.law import cells_of
+    from tacg.experiments.law_fit import ANSWERED, law_of, write_law
+    from tacg.experiments.law_report import adds, gain_table, said, write_report
+    from tacg.records.rows import Ledger
+    from tacg.records.tables import provenance
+
+    rows = Ledger(out / "rows.jsonl").rows.values()
+    cells, waiting = cells_of(rows)
+    law, answered = law_of(cells), [cell for cell in cells if cell["accuracy"] >= ANSWERED]
+    files = {"rows": out / "rows.jsonl", "law": out / "law.json", "report": out.with_name(f"{out.name}.md")}
+    for path in (files["law"], *([ship] if ship else [])):
+        write_law(law, path)
+    write_report(answered, law, files["report"], out / "law.png", waiting)
+    if as_json:
+        named = {what: str(path) for what, path in files.items()}
+        print_json({"cells": cells, "law": law, "waiting": waiting, "files": named})
+    else:
+        show_tables([gain_table(answered, "gained", brief=True)], provenance(answered))
+        typer.echo(f"{adds(answered)}\n\n{said(law)}")
+    for what, path in files.items():
+        typer.secho(f"{what}: {path}", err=True)

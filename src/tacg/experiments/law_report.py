@@ -1,0 +1,225 @@
+"""The law in words, tables and one picture. Nothing is measured here, and no figure is typed: cells say it all."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tacg.errors import TacgError
+from tacg.experiments.ablate import PARTS
+from tacg.experiments.diagnose import FEATURES
+from tacg.experiments.law import BASES, HISTORY, RANDOM, STARTS, gain_of
+from tacg.experiments.law_fit import ENOUGH
+from tacg.files import write_file
+from tacg.policies.base import DEFAULT_BASE
+from tacg.records.plots import draw_law
+from tacg.records.stats import resamples
+from tacg.records.tables import Section, Table, gain, provenance
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from tacg.records.rows import ResultRow
+
+WHOLE = "TACG"  # as `PARTS` calls it
+FEW = 4  # cells: resampling fewer says nothing
+WORDS = f"""When does the trajectory help? A cell is a model on a task. In each, TACG (the paper's knobs), its History
+Gate alone and temporal support alone (TILG) are held against the whole frontier of their base: `{DEFAULT_BASE}` at
+every threshold, `{BASES[1]}` at every bound, with straight lines between the measured ones. A gain is the mean over the
+values of the main knob at which a gate was tried, without those that another one beats: accuracy at equal steps, in
+points, and steps at equal accuracy, in percent. Intervals of a cell resample problems, those of a mean over cells
+resample cells. Drawn from rows by `tacg law`; nothing is typed in."""
+CONTROLS = f"""Controls do a part of what a gate does, without a trajectory: a high threshold for the first two steps of
+a block; a threshold that falls with the share still masked; and what `{DEFAULT_BASE}` would commit held back at random,
+at the rate at which the History Gate did so in that cell. "Against careful starts" is against the frontier of
+`{DEFAULT_BASE}` and all points of both careful starts together, "against held at random" likewise. A frontier of more
+points is a little luckier."""
+
+
+def write_report(
+    cells: Sequence[ResultRow], law: Mapping[str, Any], report: Path, picture: Path, waiting: int = 0
+) -> None:
+    """Write the report and its picture, if it can be drawn. `waiting`: cells under way, which are not shown."""
+    pictures = []
+    if points := pictured(cells, law):
+        with contextlib.suppress(TacgError):  # without matplotlib the tables are there all the same
+            pictures.append(draw_law(points, picture))
+    words = WORDS + (f" Cells under way, not shown: {waiting}." if waiting else "")
+    parts = [part.markdown(report) for part in sections(cells, law, pictures)]
+    write_file(report, "\n".join([f"# The law\n\n{words}\n", *parts]))
+
+
+def sections(cells: Sequence[ResultRow], law: Mapping[str, Any], pictures: Sequence[Path] = ()) -> list[Section]:
+    """What the trajectory adds, the law, and the cells behind both."""
+    note = provenance(cells)
+    meanings = "\n".join(f"- {name}: {meaning}" for name, meaning in FEATURES.items())
+    return [
+        Section("What the trajectory adds", adds(cells), [], (), note),
+        Section("The law", said(law), [correlation_table(law)] if law["rules"] else [], pictures, note),
+        Section("Gains", CONTROLS, [gain_table(cells, "gained"), gain_table(cells, "saved")], (), note),
+        Section("Features", meanings, feature_tables(cells), (), note),
+    ]
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def mean_over(cells: Sequence[ResultRow], goal: str, *which: str) -> tuple[float, float, float]:
+    """The mean of a gain over cells with its 95 % interval, which a handful of cells does not have (NaN)."""
+    values = np.array([gain_of(cell, *which)[goal] for cell in cells])
+    if len(values) < FEW:
+        return float(values.mean()), math.nan, math.nan
+    means = resamples(len(values), 2000) @ values / len(values)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(values.mean()), float(low), float(high)
+
+
+def adds(cells: Sequence[ResultRow]) -> str:
+    """One paragraph: what gates gain, what careful starts gain by themselves, and what is left beyond them."""
+    if not cells:
+        return "No cell is finished yet."
+    few = f"There are too few cells, {len(cells)} of {ENOUGH}, to say what holds in general. " * (len(cells) < ENOUGH)
+    edges = [gain_of(cell, WHOLE)["gained_ci"] for cell in cells]
+    above, below = sum(low > 0 for low, _ in edges), sum(high < 0 for _, high in edges)
+    starts = ", ".join(f"{_mean(cells, start)} ({start})" for start in STARTS)
+    beyond = mean_over(cells, "gained", WHOLE, DEFAULT_BASE, "careful starts")
+    chance = mean_over(cells, "gained", HISTORY, DEFAULT_BASE, RANDOM)
+    return (
+        f"{few}Over the whole frontier of `{DEFAULT_BASE}`, TACG gains {_mean(cells, WHOLE)} points at equal steps on "
+        f"average over {len(cells)} {_plural(len(cells), 'cell')}, and saves {_mean(cells, WHOLE, goal='saved')} % of "
+        f"the steps at equal accuracy; the gain is clearly above 0 in {above} of them and clearly below in {below}. A "
+        f"careful start alone, which follows no trajectory, gains {starts}. Against `{DEFAULT_BASE}` and careful "
+        f"starts together TACG gains {_shown(beyond)} points: "
+        f"{_judged(beyond, few, 'the trajectory', 'a careful start')} The History Gate alone gains "
+        f"{_mean(cells, HISTORY)}; holding back at random at its rate gains {_mean(cells, RANDOM)}, and against that "
+        f"the History Gate gains {_shown(chance)}: {_judged(chance, few, 'persistence', 'mere delay')} Over "
+        f"`{BASES[1]}`, TACG gains {_mean(cells, WHOLE, BASES[1])} points at equal steps and saves "
+        f"{_mean(cells, WHOLE, BASES[1], goal='saved')} % of the steps at equal accuracy."
+    )
+
+
+def _judged(found: tuple[float, float, float], few: str, what: str, than: str) -> str:
+    if few:
+        return f"whether {what} adds something beyond {than} is open."
+    if found[1] > 0:
+        return f"{what} adds something beyond {than}."
+    return f"{what} is worth less than {than}." if found[2] < 0 else f"{what} adds nothing clear beyond {than}."
+
+
+def _mean(cells: Sequence[ResultRow], *which: str, goal: str = "gained") -> str:
+    return _shown(mean_over(cells, goal, *which))
+
+
+def _shown(found: tuple[float, float, float]) -> str:
+    value, low, high = (100 * each for each in found)
+    return f"{value:+.1f}" if math.isnan(low) else f"{value:+.1f} ({low:+.1f}…{high:+.1f})"
+
+
+def _plural(count: int, word: str) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def said(law: Mapping[str, Any]) -> str:
+    """The rule of each gate and how it did on cells that it had not seen; or that there are too few cells."""
+    count, needed = law["cells"], law["needed"]
+    left = f" {law['unanswered']} more, in which hardly anything was right, do not count." if law["unanswered"] else ""
+    if not law["rules"]:
+        return f"There is no law yet: it takes {needed} cells, and {count} {'is' if count == 1 else 'are'} there.{left}"
+    lines = [
+        f"A rule of one or two features for each gate, chosen and fitted by how well it foretells the gain of {count} "
+        f"cells. Its sign is tested on cells that neither the choice nor the fit had seen.{left}\n"
+    ]
+    for rule in law["rules"]:
+        fit = rule["gained"]
+        terms = zip(fit["features"], fit["weights"], strict=True)
+        formula = " ".join([f"{100 * fit['bias']:+.2f}", *(f"{100 * weight:+.2f} {name}" for name, weight in terms)])
+        tested = "; ".join(
+            f"{each['right']} of {each['of']} signs right with {name} held out, {each['clear_right']} of "
+            f"{each['clear_of']} where the gain is clear"
+            for name, each in rule["held_out"].items()
+        )
+        lines.append(
+            f"- {rule['method']} over {rule['base']}: gain = {formula} points, features in standard deviations; it "
+            f"explains {100 * fit['explained']:.0f} % of the variance of cells that it was not fitted to. {tested}."
+        )
+    return "\n".join(lines)
+
+
+# --- tables and picture ----------------------------------------------------------------------------------------------
+
+
+def gain_table(cells: Sequence[ResultRow], goal: str, brief: bool = False) -> Table:
+    """One line per cell, one column per method; the most important ones only if it must be brief."""
+    columns: dict[str, tuple[str, ...]] = {part: (part,) for part in PARTS}
+    columns |= {f"{WHOLE} against careful starts": (WHOLE, DEFAULT_BASE, "careful starts")}
+    columns |= {f"{HISTORY} against {RANDOM}": (HISTORY, DEFAULT_BASE, RANDOM)}
+    if not brief:
+        columns |= {each: (each,) for each in (*STARTS, RANDOM)}
+        columns |= {f"{part} over {BASES[1]}": (part, BASES[1]) for part in PARTS}
+    what = {"gained": "accuracy gained at equal steps, points", "saved": "steps saved at equal accuracy, %"}[goal]
+    lines = [(*_cell_name(cell), *(gain(gain_of(cell, *which), goal) for which in columns.values())) for cell in cells]
+    if len(cells) > 1:
+        lines.append(("mean", "", *(_shown(mean_over(cells, goal, *which)) for which in columns.values())))
+    return Table(what, ("model", "task", *columns), tuple(lines))
+
+
+def feature_tables(cells: Sequence[ResultRow]) -> list[Table]:
+    """What was measured without labels, and beside it overconfidence and AUC held against reference answers."""
+    made = []
+    for kind, title in (("features", "without labels"), ("reference", "against the reference answers")):
+        lines = [
+            (
+                *_cell_name(cell), *(_number(cell[kind][name]) for name in FEATURES), f"{100 * cell['accuracy']:.1f}",
+                ", ".join(f"{100 * rate:.0f}" for rate in cell["rates"].values()), f"{cell['seconds']:.0f}",
+            )
+            for cell in cells
+        ]  # fmt: skip
+        columns = ("model", "task", *FEATURES, "best accuracy %", "held back %", "seconds")
+        made.append(Table(title, columns, tuple(lines)))
+    return made
+
+
+def correlation_table(law: Mapping[str, Any]) -> Table:
+    """Spearman's rho with its interval, one line per feature."""
+    gates = list(dict.fromkeys((each["method"], each["base"]) for each in law["correlations"]))
+    known = {(each["feature"], each["method"], each["base"]): each for each in law["correlations"]}
+    lines = []
+    for name in dict.fromkeys(each["feature"] for each in law["correlations"]):
+        mine = [known.get((name, *gate)) for gate in gates]
+        lines.append((name, *("" if each is None else _rho(each) for each in mine)))
+    columns = ("feature", *(f"{method} over {base}" for method, base in gates))
+    return Table("rank correlation with the accuracy gained, over cells", columns, tuple(lines))
+
+
+def _rho(each: Mapping[str, Any]) -> str:
+    low, high = each["rho_ci"]
+    return f"{each['rho']:+.2f} ({low:+.2f}…{high:+.2f})"
+
+
+def pictured(cells: Sequence[ResultRow], law: Mapping[str, Any]) -> list[ResultRow]:
+    """The cells of TACG over the default base, against the feature that goes with the gain most."""
+    mine = [each for each in law["correlations"] if (each["method"], each["base"]) == (WHOLE, DEFAULT_BASE)]
+    feature = max(mine, key=lambda each: abs(each["rho"]))["feature"] if mine else "steps"
+    rule = next((each for each in law["rules"] if (each["method"], each["base"]) == (WHOLE, DEFAULT_BASE)), None)
+    axis = FEATURES[feature].replace("`", "")
+    found = []
+    for cell in cells:
+        won, value = gain_of(cell, WHOLE), cell["features"][feature]
+        facts = {"model": cell["model"], "gate": f"{WHOLE} over {DEFAULT_BASE}", "feature": axis, "value": value}
+        found.append(facts | {"gain": won["gained"], "gain_ci": won["gained_ci"]})
+    if rule is not None and "halves" in rule["held_out"] and len(found) == len(rule["held_out"]["halves"]["guesses"]):
+        for row, guess in zip(found, rule["held_out"]["halves"]["guesses"], strict=True):
+            row["guess"] = guess
+    return [row for row in found if row["value"] is not None]
+
+
+def _cell_name(cell: ResultRow) -> tuple[str, str]:
+    return cell["model"], cell["task"] + ("" if cell["split"] == "test" else f" ({cell['split']})")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
