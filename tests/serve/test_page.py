@@ -4,6 +4,7 @@ says. Pictures: pytest's `tmp_path`, or the directory that the variable TACG_PIC
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -211,6 +212,28 @@ def test_generate(
         }  # fmt: skip
         told = f"Done: {len(expected.tokens)} tokens in {expected.steps} steps, {tpf} tokens per forward."
         assert page.locator("#status").inner_text() == told
+
+
+def test_the_form_of_an_answer(
+    browser: Any, server: Running, pocket: tacg.LLM, examples: dict[str, Example], tmp_path: Path
+) -> None:
+    """A schema is asked for and held to, in the colour of what was forced; what is no JSON is not sent."""
+    schema = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+    visit = Visit(browser, server.url)
+    with visit as page:
+        page.get_by_role("button", name="math").click()
+        page.locator("#form > summary").click()
+        page.locator("#schema").fill('{"type": ')
+        page.locator("#generate").click()
+        assert "must be a JSON schema" in page.get_by_role("alert").inner_text()
+        assert visit.asked == []
+        page.locator("#schema").fill(json.dumps(schema))
+        generate(page)
+        picture(page, tmp_path, "form")
+        expected = alone(pocket, examples["math"], schema=schema)
+        assert answer(page) == expected.text
+        assert isinstance(json.loads(expected.text)["answer"], int)
+        assert visit.asked[0]["response_format"]["json_schema"]["schema"] == schema
 
 
 def test_only_what_was_turned_is_asked_for_and_it_can_be_reset(

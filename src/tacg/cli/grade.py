@@ -31,9 +31,9 @@ def main(
     from tacg.experiments.grading import grade_answers, read_answers
     from tacg.files import make_room
     from tacg.records.rows import write_rows
-    from tacg.tasks import Grade, benchmark_names, free_names, task_names
+    from tacg.tasks import Grade, benchmark_names, free_names, structured_names, task_names
 
-    if task in (*task_names(), *free_names()):
+    if task in (*task_names(), *free_names(), *structured_names()):
         raise TacgError(f"{task} is generated, not a set; --task must be one of {', '.join(benchmark_names())}.")
     if out is not None:
         make_room(out)

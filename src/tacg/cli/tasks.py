@@ -27,10 +27,10 @@ def main(
     as_json: Json = False,
 ) -> None:
     """List what decoders can be graded on."""
-    from tacg.tasks import benchmark_names, free_names, get_task, judged_names, task_names
+    from tacg.tasks import benchmark_names, free_names, get_task, judged_names, structured_names, task_names
 
     if name is None:
-        names = [*task_names(), *free_names(), *benchmark_names(), *judged_names()]
+        names = [*task_names(), *free_names(), *structured_names(), *benchmark_names(), *judged_names()]
         about = {each: (type(get_task(each)).__doc__ or "").splitlines()[0] for each in names}
         if as_json:
             print_json(about)

@@ -79,7 +79,7 @@ def _record(
         file = out / f"{spec.replace('/', '-').replace(':', '-')}.jsonl"
         mine = takes(spec, shared)
         if task is not None:
-            mine = settings_of(get_task(task), spec, mine)
+            mine = {**settings_of(get_task(task), spec, mine), **problem.held}
         for event in record(llm, prompt, spec, file, settings=mine):
             del event
         typer.secho(f"trace: {file}", err=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from tacg.constraint.pattern import own_or
 from tacg.engine.request import resolve
 from tacg.errors import TacgError
 from tacg.policies import find_preset
@@ -100,7 +101,9 @@ def evaluate(
 
         began = time.perf_counter()
         if left:
-            _decode(llm, [problems[number].asked for number in left], policy, batch_size, settings, keep)
+            held = own_or(settings, [problems[number].held for number in left]) if problems[0].held else {}
+            asked = [problems[number].asked for number in left]
+            _decode(llm, asked, policy, batch_size, {**settings, **held}, keep)
         decoded = time.perf_counter() - began
         results.finish()
         items = tuple(results.items[number] for number in range(len(problems)))

@@ -138,7 +138,7 @@ class Reader:
         return self._ask(body, prompts, shown, logprobs is not None)
 
     def decode(self, document: Any) -> Ask:
-        """`/v1/decode`: a `prompt` or `messages`, a policy and settings."""
+        """`/v1/decode`: a `prompt` or `messages`, a policy, settings, and perhaps a `response_format`."""
         body = Body(document)
         self._model(body, required=False)
         if ("prompt" in body) == ("messages" in body):
@@ -152,7 +152,7 @@ class Reader:
         else:
             shown = body.take("prompt", "a text", lambda value: isinstance(value, str))
             prompt = self._encode(shown, template, "prompt")
-        return self._ask(body, (prompt,), shown, False, openai=False)
+        return self._ask(body, (prompt,), shown, False, openai=False, pattern=self._format(body))
 
     # -- parts -------------------------------------------------------------------------------------------------------
 

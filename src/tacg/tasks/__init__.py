@@ -1,5 +1,25 @@
 """Tasks: problems with graders. The pocket ones are generated from a seed and need no download."""
 
-from tacg.tasks.base import Grade, Problem, Task, benchmark_names, free_names, get_task, judged_names, task_names
+from tacg.tasks.base import (
+    Grade,
+    Problem,
+    Task,
+    benchmark_names,
+    free_names,
+    get_task,
+    judged_names,
+    structured_names,
+    task_names,
+)
 
-__all__ = ["Grade", "Problem", "Task", "benchmark_names", "free_names", "get_task", "judged_names", "task_names"]
+__all__ = [
+    "Grade",
+    "Problem",
+    "Task",
+    "benchmark_names",
+    "free_names",
+    "get_task",
+    "judged_names",
+    "structured_names",
+    "task_names",
+]

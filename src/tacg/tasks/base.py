@@ -28,6 +28,7 @@ class Problem:
     answer  a reference answer, one of many that the grader accepts
     data    what the grader needs
     infill  whether the prompt is a canvas, in which ⟨n⟩ is a hole of n tokens; the answer is the canvas filled
+    held    what the answer must look like, if anything: a `schema`, a `regex` or `choices`
     """
 
     id: str
@@ -36,6 +37,7 @@ class Problem:
     data: Mapping[str, Any] = field(default_factory=dict)
     system: str = ""
     infill: bool = False
+    held: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def asked(self) -> str | list[dict[str, str]] | Canvas:
@@ -125,6 +127,12 @@ _FREE = {
     "free-sudoku-hard": "tacg.tasks.free_sudoku:FreeSudokuHard",
 }
 
+_STRUCTURED = {
+    "json-math": "tacg.tasks.structured:JsonMath",
+    "tool-math": "tacg.tasks.structured:ToolMath",
+    "infill-code": "tacg.tasks.structured:InfillCode",
+}
+
 _BENCHMARKS = {
     "gsm8k": "tacg.tasks.gsm8k:GSM8K",
     "math500": "tacg.tasks.math500:Math500",
@@ -153,6 +161,11 @@ def free_names() -> list[str]:
     return sorted(_FREE)
 
 
+def structured_names() -> list[str]:
+    """Pocket's problems with answers of a given form."""
+    return sorted(_STRUCTURED)
+
+
 def benchmark_names() -> list[str]:
     """The paper's sets: each is read from a file, or downloaded."""
     return list(_BENCHMARKS)
@@ -165,7 +178,7 @@ def judged_names() -> list[str]:
 
 def get_task(name: str, **knobs: Any) -> Task:
     """A task by name; its knobs set the difficulty, or where a set is and how it is asked."""
-    known = _TASKS | _FREE | _BENCHMARKS | {each: _HOLES[each.partition("-")[0]] for each in _JUDGED}
+    known = _TASKS | _FREE | _STRUCTURED | _BENCHMARKS | {each: _HOLES[each.partition("-")[0]] for each in _JUDGED}
     if name not in known:
         raise unknown("task", name, known)
     module, _, attribute = known[name].partition(":")

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from tacg.canvas import Canvas
+from tacg.constraint.pattern import NAMES as CONSTRAINTS
 from tacg.engine.events import Finished, Started, Step
 from tacg.engine.request import Request, resolve
 from tacg.policies.probe import Probe
@@ -73,7 +74,9 @@ def record(
     settings: Mapping[str, Any] | None = None,
 ) -> Iterator[Event]:  # fmt: skip
     """Decode a prompt and write the trace on the way; the events pass through. Every signal is measured."""
-    made, decode = resolve(policy, dict(settings or {}))
+    given = dict(settings or {})
+    held = {name: given.pop(name) for name in CONSTRAINTS if name in given}
+    made, decode = resolve(policy, given)
     lines = Lines(llm, _shown(prompt), made, decode)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8") as file:
@@ -82,7 +85,7 @@ def record(
             file.write(json.dumps(line) + "\n")
             file.flush()
 
-        for event in llm.stream(prompt, lines.probe, suppress=decode.suppress, **decode.values()):
+        for event in llm.stream(prompt, lines.probe, suppress=decode.suppress, **decode.values(), **held):
             if isinstance(event, Started):
                 write(lines.start(event))
             elif isinstance(event, Step):

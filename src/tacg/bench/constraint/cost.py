@@ -101,8 +101,9 @@ def measure(*, quick: bool = False, steps: int = 12) -> ResultRow:
     whole = time.process_time() - began
     ms = {name: 1e3 * seconds / steps for name, seconds in {**spent, "output": model.seconds, "step": whole}.items()}
     return {
-        "bench": "constraint", "part": "cost", "vocabulary": size, "fields": fields, "positions": LENGTH,
-        "block": BLOCK, "states": len(made.table), "classes": made.table.shape[1], "compile_ms": 1e3 * compiled,
+        "bench": "constraint", "part": "cost", "steps": steps, "vocabulary": size, "fields": fields,
+        "positions": LENGTH, "block": BLOCK, "states": len(made.table), "classes": made.table.shape[1],
+        "compile_ms": 1e3 * compiled,
         **{f"{name}_ms": value for name, value in ms.items()}, "baseline": f"step, output layer of width {width}",
         "share_of_step": (ms["boards"] + ms["masking"]) / ms["step"],
         "share_outside_model": (ms["boards"] + ms["masking"]) / (ms["step"] - ms["output"]), **surroundings(),

@@ -72,7 +72,7 @@ class RandomModel:
 
 
 @dataclass(frozen=True)
-class Trial:
+class Attempt:
     """A request, whether it can be met, and what judges an answer."""
 
     request: Request
@@ -99,9 +99,9 @@ def measure(kind: str, count: int, seed: int = 0) -> ResultRow:
     }  # fmt: skip
 
 
-def _decided(model: RandomModel, trials: Sequence[Trial]) -> Iterator[str]:
+def _decided(model: RandomModel, trials: Sequence[Attempt]) -> Iterator[str]:
     """What became of each trial."""
-    engine, going = Engine(model, TOGETHER), dict[int, Trial]()
+    engine, going = Engine(model, TOGETHER), dict[int, Attempt]()
     for trial in trials:
         try:
             going[engine.submit(trial.request)] = trial
@@ -122,7 +122,7 @@ def _decided(model: RandomModel, trials: Sequence[Trial]) -> Iterator[str]:
             yield "answered" if _holds(trial, model.text(output.tokens)) else "invalid"
 
 
-def _holds(trial: Trial, text: str) -> bool:
+def _holds(trial: Attempt, text: str) -> bool:
     if trial.schema is None:
         return re.fullmatch(trial.pattern, text) is not None
     try:
@@ -147,7 +147,7 @@ def _judge() -> str:
 # -- regular expressions -----------------------------------------------------------------------------------------------
 
 
-def _regex_trial(model: RandomModel, dice: random.Random, policy: Policy, counts: Counter[str]) -> Trial:
+def _regex_trial(model: RandomModel, dice: random.Random, policy: Policy, counts: Counter[str]) -> Attempt:
     """An expression, and a canvas of up to four positions in every other trial; boards are compared on the way."""
     pattern, holes = _expression(dice, 3), dice.random() < 0.5
     length = dice.randint(1, 4)
@@ -168,7 +168,7 @@ def _regex_trial(model: RandomModel, dice: random.Random, policy: Policy, counts
         counts["wrong boards"] += 1
     decode = _decode(dice, length, early_stop=not holes)
     given = tuple(canvas) if holes else ()
-    return Trial(Request((2,), policy, decode, given, made, made.start), bool(answers), pattern)
+    return Attempt(Request((2,), policy, decode, given, made, made.start), bool(answers), pattern)
 
 
 def _good(model: RandomModel, pattern: str, answer: Sequence[int], *, holes: bool) -> bool:
@@ -195,7 +195,7 @@ def _expression(dice: random.Random, depth: int) -> str:
 # -- schemas -----------------------------------------------------------------------------------------------------------
 
 
-def _schema_trial(model: RandomModel, dice: random.Random, policy: Policy, counts: Counter[str]) -> Trial:
+def _schema_trial(model: RandomModel, dice: random.Random, policy: Policy, counts: Counter[str]) -> Attempt:
     """A schema, and room for its shortest answer, for more, or for one token less."""
     schema = _schema(dice, 2)
     pattern = pattern_of({"schema": schema})
@@ -205,7 +205,7 @@ def _schema_trial(model: RandomModel, dice: random.Random, policy: Policy, count
     assert shortest is not None
     room = dice.choice([-1, 0, 0, 1, 5, 12])
     length = max(1, shortest + room)
-    return Trial(
+    return Attempt(
         Request((2,), policy, _decode(dice, length), (), made, made.start), length >= shortest, pattern, schema
     )
 

@@ -199,8 +199,14 @@ class Side {
   }
 
   get request() {
-    return {prompt: find("prompt").value, policy: this.pick.value, ...turned(page.decode), ...turned(this.dials)};
+    return {prompt: find("prompt").value, policy: this.pick.value, ...turned(page.decode), ...turned(this.dials), ...form()};
   }
+}
+
+// What the answer must look like, as the server is asked for it; raises if what is written is no JSON.
+function form() {
+  const text = find("schema").value.trim();
+  return text ? {response_format: {type: "json_schema", json_schema: {name: "answer", schema: JSON.parse(text)}}} : {};
 }
 
 const racing = () => find("race").checked;
@@ -211,6 +217,7 @@ function summarise() {
   const all = [...sides().map(side => [side.pick.value, turned(side.dials ?? [])]), ["", turned(page.decode)]];
   const words = all.map(([name, knobs]) => [name, ...Object.entries(knobs).map(pair => pair.join(" "))].filter(Boolean).join(", "));
   find("summary").textContent = words.filter(Boolean).join(" · ");
+  find("formed").textContent = find("schema").value.trim() && "JSON";
 }
 
 // ---- what the buttons do
@@ -235,6 +242,14 @@ async function generate() {
   if (wrong) {
     complain(wrong.mistake);
     wrong.reveal();
+    return;
+  }
+  try {
+    form();
+  } catch (error) {
+    complain(`The form of the answer must be a JSON schema: ${error.message}.`);
+    find("form").open = true;
+    find("schema").focus();
     return;
   }
   const running = page.running = new AbortController();
@@ -326,6 +341,7 @@ function toggleRace() {
 function build(info) {
   page.info = info;
   find("model").textContent = info.model;
+  find("schema").oninput = summarise;
   document.title = `tacg · ${info.model}`;
   const names = info.policies.map(policy => policy.name);
   const first = [info.defaults?.policy, "tacg", names[0]].find(name => names.includes(name));
