@@ -161,7 +161,7 @@ class Signals:
         gap        logit of the top token minus that of the second
         entropy    of the posterior, in nats
         kl         divergence of the posterior from that of the previous step, KL(p_t || p_{t-1})
-        others     probability of all other tokens together: 1 - confidence, with its digits where confidence is all but 1
+        others     probability of all other tokens together: 1 - confidence, with digits where that is all but 1
         sharp      probability of the top token at temperature 0.2
         reverse_kl the other way round, KL(p_{t-1} || p_t); a first observation comes after the uniform distribution
         drift      divergence of the posterior from those of the last steps, on average (`Past`); steps in which a
