@@ -1,8 +1,9 @@
-"""Dream, LLaDA2 and LLaDA-MoE against the classes of `transformers` that have the same body, with the same weights."""
+"""Dream, LLaDA2 and Qwen bodies against the classes of `transformers` that are the same, with the same weights."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +14,6 @@ import tacg
 from tacg.models.tiny import write_checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 IDS = torch.randint(6, 100, (3, 77), generator=torch.Generator().manual_seed(1))
@@ -66,12 +66,27 @@ def qwen2(directory: Path, config: Any) -> torch.nn.Module:
     return model
 
 
+def qwen3(directory: Path, config: Any) -> torch.nn.Module:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    theirs = Qwen3Config(
+        **common(config), head_dim=config.head_dim, intermediate_size=config.inner,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+    )  # fmt: skip
+    theirs.is_causal = False
+    model = Qwen3ForCausalLM(theirs).eval()
+    weights = load_file(directory / "model.safetensors")
+    model.load_state_dict({"lm_head.weight": weights["model.embed_tokens.weight"]} | weights, strict=True)
+    return model
+
+
 def qwen3_moe(directory: Path, config: Any) -> torch.nn.Module:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     theirs = Qwen3MoeConfig(
         **common(config), head_dim=config.head_dim, moe_intermediate_size=config.expert_inner,
-        intermediate_size=1, num_experts=config.experts, num_experts_per_tok=config.chosen, norm_topk_prob=False,
+        intermediate_size=1, num_experts=config.experts, num_experts_per_tok=config.chosen,
+        norm_topk_prob=config.renormalised,
         decoder_sparse_step=1, mlp_only_layers=[],
         rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
     )  # fmt: skip
@@ -158,6 +173,46 @@ def test_llada_moe_is_a_qwen3_moe(tmp_path: Path, shape: dict[str, int]) -> None
     assert float((llm.logits(IDS) - theirs).abs().max()) <= 2e-5
 
 
+def fast_dllm(directory: Path, config: Any) -> torch.nn.Module:
+    model = qwen2_model(config, causal=False)
+    weights = load_file(directory / "model.safetensors")
+    model.load_state_dict({"lm_head.weight": weights["model.embed_tokens.weight"]} | weights, strict=True)
+    return model
+
+
+QWENS: list[tuple[str, dict[str, Any], Callable[..., Any], int | None, int]] = [
+    ("a2d", {}, qwen3, None, 0),
+    ("a2d", {"block_size": 32, "tie_word_embeddings": False}, qwen3, 32, 0),
+    ("sdar", {}, qwen3, 4, 0),
+    ("sdar", {"block_size": 32, "num_key_value_heads": 1}, qwen3, 32, 0),
+    ("sdar-moe", {}, qwen3_moe, 4, 0),
+    ("rnd1", {}, qwen3_moe, None, 1),
+    ("fast-dllm-v2", {}, fast_dllm, 32, 1),
+    ("fast-dllm-v2", {"bd_size": 8}, fast_dllm, 8, 1),
+]
+
+
+@pytest.mark.parametrize(("family", "shape", "oracle", "block", "shift"), QWENS)
+def test_qwen_bodies_are_those_of_transformers(
+    tmp_path: Path, family: str, shape: dict[str, Any], oracle: Callable[..., Any], block: int | None, shift: int
+) -> None:
+    """In a batch of three rows, to 1e-5; the first position of a shifted model reads its own logits."""
+    directory = write_checkpoint(tmp_path, family=family, liveliness=1.0, **shape)
+    llm = tacg.load(directory)
+    spec = llm.model.spec
+    assert (spec.causal_block, spec.logit_shift) == (block, shift)
+    mask = {} if block is None else {"attention_mask": block_causal(IDS.shape[1], block)}
+    with torch.no_grad():
+        raw = oracle(directory, llm.model.config)(input_ids=IDS, **mask).logits  # type: ignore[attr-defined]
+    aligned = torch.cat([raw[:, :1], raw[:, :-1]], dim=1) if shift else raw
+    assert float((llm.logits(IDS) - aligned).abs().max()) <= 1e-5
+
+
+@pytest.mark.parametrize(("name", "block"), [("Qwen3-0.6B-diffusion-bd3lm-v0.1", 32), ("Qwen3-0.6B-mdlm", None)])
+def test_the_name_tells_what_a_tiny_a2d_sees(tmp_path: Path, name: str, block: int | None) -> None:
+    assert tacg.load(write_checkpoint(tmp_path / name, family="a2d")).model.spec.causal_block == block
+
+
 @pytest.mark.parametrize("shape", [{}, {"n_group": 1, "topk_group": 1, "partial_rotary_factor": 1.0}])
 def test_llada2_is_a_block_causal_glm4_moe(tmp_path: Path, shape: dict[str, Any]) -> None:
     directory = write_checkpoint(tmp_path, family="llada2", liveliness=1.0, **shape)
@@ -192,10 +247,16 @@ def test_bfloat16_is_theirs_but_for_the_order_of_sums(
 
 
 def test_what_a_token_can_change(tmp_path: Path) -> None:
-    """A later block of LLaDA2 changes nothing before it; elsewhere every token may change all."""
+    """A later block changes nothing before it, nor its own first prediction if shifted; elsewhere every token may."""
     changed = IDS.clone()
     changed[:, 70] += 1
-    for family, frozen in (("llada2", 64), ("llada", 0), ("dream", 0), ("llada-moe", 0)):
+    families = (
+        ("llada2", 64),
+        ("sdar", 68),
+        ("fast-dllm-v2", 65),
+        *((name, 0) for name in ("llada", "dream", "a2d", "rnd1")),
+    )
+    for family, frozen in families:
         llm = tacg.load(write_checkpoint(tmp_path / family, family=family))
         before, after = llm.logits(IDS), llm.logits(changed)
         assert torch.equal(before[:, :frozen], after[:, :frozen])

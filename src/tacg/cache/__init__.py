@@ -136,7 +136,8 @@ def window(
     """
     if spec.causal_block is not None:
         edge = block_edge(stop, spec.causal_block)
-        return (0 if mode == "none" else settled), edge, edge
+        left = 0 if mode == "none" else settled - spec.logit_shift  # which reads the position before
+        return max(0, left), edge, edge
     if mode == "none" or first:
         return 0, length, length
     left = max(0, start - spec.logit_shift)

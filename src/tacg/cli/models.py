@@ -13,15 +13,21 @@ tacg generate "Hello" --model pocket
 tacg generate "Hello" --model ./LLaDA-8B-Instruct --dtype bfloat16 --device cuda"""
 
 # What people ask for, by the `model_type` of its config.json; whether it loads is read off the loader.
+# Beside it the class of `transformers` whose logits it gives with the same weights; random ones in official layouts.
 KNOWN = {
-    "llada": "LLaDA-8B Base and Instruct, LLaDA-1.5, LLaDA-MoE-7B-A1B",
-    "Dream": "Dream-7B, Dream-Coder, DiffuCoder",
-    "llada2_moe": "LLaDA2.0-mini and -flash",
-    "qwen2": "Qwen2 and Qwen2.5, which are autoregressive: as --verifier of Dream",
-    "bert": "BERT and its relatives (BertForMaskedLM)",
-    "roberta": "RoBERTa",
-    "albert": "ALBERT",
-    "modernbert": "ModernBERT",
+    "llada": ("LLaDA-8B Base and Instruct, LLaDA-1.5, LLaDA-MoE-7B-A1B", "Llama, Qwen3Moe"),
+    "Dream": ("Dream-7B, Dream-Coder, DiffuCoder", "Qwen2"),
+    "llada2_moe": ("LLaDA2.0-mini and -flash, LLaDA2.1 (edits with `joint`), LLaDA2.2 (fills only)", "Glm4Moe"),
+    "a2d-qwen3": ("Tiny-A2D: Qwen3-0.6B-diffusion-mdlm and -bd3lm", "Qwen3"),
+    "sdar": ("SDAR and TraDo, 1.7B to 8B; blocks of 4, or as config.json says", "Qwen3"),
+    "sdar_moe": ("SDAR-30B-A3B", "Qwen3Moe"),
+    "rnd1": ("RND1-Base", "Qwen3Moe"),
+    "Fast_dLLM_Qwen": ("Fast-dLLM v2, 1.5B and 7B", "Qwen2"),
+    "qwen2": ("Qwen2 and Qwen2.5, which are autoregressive: as --verifier of Dream", "Qwen2"),
+    "bert": ("BERT and its relatives (BertForMaskedLM)", "Bert"),
+    "roberta": ("RoBERTa", "Roberta"),
+    "albert": ("ALBERT", "Albert"),
+    "modernbert": ("ModernBERT", "ModernBert"),
 }
 
 
@@ -31,16 +37,20 @@ def main(
     """List built-in models and the families that load from a directory or hub id; `tacg judges` lists more."""
     from tacg.models.loading import BUILT_IN, FAMILIES
 
-    families = {kind: {"checkpoints": names, "supported": kind in FAMILIES} for kind, names in KNOWN.items()}
+    families = {
+        kind: {"checkpoints": names, "supported": kind in FAMILIES, "checked_against": theirs}
+        for kind, (names, theirs) in KNOWN.items()
+    }
     if as_json:
         print_json({"built_in": BUILT_IN, "families": families})
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("name", "what", "loads", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table("name", "what", "loads", "checked against", box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name, about in BUILT_IN.items():
         table.add_row(f"[cyan]{name}[/cyan]", about, "built in")
     for kind, facts in families.items():
-        table.add_row(kind, str(facts["checkpoints"]), "yes" if facts["supported"] else "[dim]not yet[/dim]")
+        loads = "yes" if facts["supported"] else "[dim]not yet[/dim]"
+        table.add_row(kind, str(facts["checkpoints"]), loads, str(facts["checked_against"]))
     Console().print(table, highlight=False)

@@ -52,7 +52,7 @@ class Fields:
     def only(self, switches: Mapping[str, Any]) -> None:
         """Refuse switches that change the network in a way that is not implemented."""
         for name, value in switches.items():
-            if self.config.get(name, value) not in (value, None):
+            if self.config.get(name) not in (None, False if value is None else value):
                 raise TacgError(
                     f"config.json: `{name}` must be {value!r} for model_type {self.family!r}, "
                     f"got {short(self.config[name])}."

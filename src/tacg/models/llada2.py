@@ -70,7 +70,7 @@ class Llada2Config:
         """From the parsed config.json."""
         fields = Fields(config, "llada2_moe")
         fields.only(SUPPORTED)
-        fields.without("expert_capacity", "block_size", "delete_token_id", "split_token_id")
+        fields.without("expert_capacity", "block_size")
         head_dim = fields.size("head_dim", most=1 << 12)
         made = cls(
             width=fields.size("hidden_size"),

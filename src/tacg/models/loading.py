@@ -19,9 +19,9 @@ from tacg.models.fields import short
 from tacg.models.judges import JUDGES, judge_checkpoint
 from tacg.models.llada import Llada, LladaConfig
 from tacg.models.llada2 import Llada2, Llada2Config
-from tacg.models.llada_moe import LladaMoe, LladaMoeConfig
 from tacg.models.modernbert import ModernBert, ModernBertConfig
-from tacg.models.qwen2 import Qwen2
+from tacg.models.qwen2 import FAST_DLLM, Qwen2
+from tacg.models.qwen3 import Qwen3, Qwen3Config
 from tacg.text import LLADA_TEMPLATE, Tokenizer, is_file, read_json
 
 if TYPE_CHECKING:
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
     Tell = Callable[[int, int], None]  # told how many of how many bytes are loaded
 
-AnyNetwork = Llada | Dream | Llada2 | LladaMoe | Bert | ModernBert
+AnyNetwork = Llada | Dream | Llada2 | Qwen3 | Bert | ModernBert
 
 
 def _llada(config: Mapping[str, Any]) -> AnyNetwork:
     """Two networks go by the name `llada`; only one of them has experts."""
     if config.get("num_experts"):
-        return LladaMoe(LladaMoeConfig.read(config))
+        return Qwen3(Qwen3Config.read(config))
     return Llada(LladaConfig.read(config))
 
 
@@ -47,6 +47,8 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], AnyNetwork]] = {
     "llada2_moe": lambda config: Llada2(Llada2Config.read(config)),
     "llada2_moe_veomni": lambda config: Llada2(Llada2Config.read(config)),
     "qwen2": Qwen2.read,
+    FAST_DLLM: Qwen2.read,
+    **dict.fromkeys(("a2d-qwen3", "sdar", "sdar_moe", "rnd1"), lambda config: Qwen3(Qwen3Config.read(config))),
     "bert": lambda config: Bert(BertConfig.read(config)),
     "roberta": lambda config: Bert(BertConfig.read(config)),
     "albert": lambda config: Bert(BertConfig.read(config)),
@@ -57,7 +59,9 @@ BUILT_IN = {
     "tiny": "random weights that have learned nothing: the machinery is real, the text is noise",
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MASK_TOKENS = ("<|mdm_mask|>", "<|mask|>", "[MASK]", "<mask>")
+MASK_TOKENS = ("<|mdm_mask|>", "<|mask|>", "<|MASK|>", "|<MASK>|", "[MASK]", "<mask>")
+MASK_IDS = {"a2d-qwen3": 151669, "sdar": 151669, "sdar_moe": 151669, "rnd1": 151669, FAST_DLLM: 151665}
+EDITING = ("delete_token_id", "split_token_id")  # LLaDA2.2's, for edits that are not made here: never to be written
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|role_end|>")
 
 
@@ -68,7 +72,7 @@ def load_checkpoint(
     """The model, in evaluation mode on its device, and its tokenizer."""
     kind, place = _dtype(dtype), _device(device)
     directory = locate(source, revision=revision, offline=offline)
-    config = read_json(directory / "config.json")
+    config = _with_block(read_json(directory / "config.json"), source, directory)
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise TacgError(
@@ -83,6 +87,12 @@ def load_checkpoint(
         tokenizer.chat_template = LLADA_TEMPLATE  # the shipped one is reported to add the assistant's header always
     model.spec = _spec(str(source), family, config, directory, model, tokenizer)
     return model.eval(), tokenizer
+
+
+def _with_block(config: Mapping[str, Any], *names: object) -> Mapping[str, Any]:
+    """Nothing but its name tells whether a Tiny-A2D checkpoint sees everything (mdlm) or by blocks (bd3lm)."""
+    by_blocks = config.get("model_type") == "a2d-qwen3" and any("bd3lm" in str(name) for name in names)
+    return {"block_size": 32, **config} if by_blocks else config
 
 
 def _dtype(name: object) -> torch.dtype | None:
@@ -295,10 +305,12 @@ def _spec(
     """What the files say about special ids."""
     mask = config.get("mask_token_id")
     if mask is None:
-        mask = next((found for token in MASK_TOKENS if (found := tokenizer.id_of(token)) is not None), None)
+        named = [found for token in MASK_TOKENS if (found := tokenizer.id_of(token)) is not None]
+        mask = [*named, MASK_IDS.get(family)][0]
     size = model.config.table_size
-    (mask_id,) = [NO_MASK] if isinstance(model, Qwen2) else _ids("mask_token_id", mask, size)
+    (mask_id,) = [NO_MASK] if family == "qwen2" else _ids("mask_token_id", mask, size)
     nobody = {*range(size)} - tokenizer.owned_ids() | {mask_id} - {NO_MASK}
+    nobody |= {each for name in EDITING if type(each := config.get(name)) is int and each < size}
     if isinstance(model, MaskedLM):  # a text has no end there, and special tokens stand around it, never in it
         before, after = tokenizer.frame()
         never = tuple(sorted(nobody | {each for each in tokenizer.special_ids() if each < size}))

@@ -1,8 +1,9 @@
-"""Qwen2 natively (Yang et al., "Qwen2.5 Technical Report", 2024): Dream's body, but each position sees only what is
-before it.
+"""Qwen2 natively (Yang et al., "Qwen2.5 Technical Report", 2024): Dream's body, with blocks.
 
-It writes from left to right and knows no mask, so it cannot be decoded here. It is what a draft is checked against
-(`apd`). As with Dream, what comes out is aligned: position i predicts token i.
+As Qwen2 itself each position sees only what is before it. It writes from left to right and knows no mask, so it cannot
+be decoded here: it is what a draft is checked against (`apd`). As Fast-dLLM v2 (Wu et al., "Fast-dLLM v2: Efficient
+Block-Diffusion LLM", 2025) a position sees its own block, too. In both, what comes out is aligned: position i predicts
+token i. The first token of a block is predicted by the block before it, complete as it is.
 """
 
 from __future__ import annotations
@@ -17,23 +18,26 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+FAST_DLLM = "Fast_dLLM_Qwen"
+
 
 class Qwen2(Dream):
     """The network. Small ones read and write with one table, which their checkpoints hold once or twice."""
 
-    block = 1
-
-    def __init__(self, config: DreamConfig, *, tied: bool) -> None:
+    def __init__(self, config: DreamConfig, *, tied: bool, block: int = 1) -> None:
         super().__init__(config)
-        self.tied = tied
+        self.tied, self.block = tied, block
         if tied:
             del self.lm_head
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Qwen2:
         """From the parsed config.json."""
-        tied = Fields(config, "qwen2").flag("tie_word_embeddings", False)
-        return cls(DreamConfig.read({**config, "tie_word_embeddings": False}, "qwen2"), tied=tied)
+        family = str(config.get("model_type"))
+        fields = Fields(config, family)
+        tied = fields.flag("tie_word_embeddings", False)
+        block = fields.size("bd_size", 32) if family == FAST_DLLM else 1
+        return cls(DreamConfig.read({**config, "tie_word_embeddings": False}, family), tied=tied, block=block)
 
     @property
     def table(self) -> Tensor:

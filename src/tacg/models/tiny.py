@@ -26,6 +26,18 @@ SPECIALS = [
     "<|end_header_id|>",
     "<|eot_id|>",
 ]
+QWEN3: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 160,
+    "max_position_embeddings": 1024,
+    "rope_theta": 1e6,
+    "rms_norm_eps": 1e-6,
+}
+QWEN3_EXPERTS: dict[str, Any] = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
 SHAPES: dict[str, dict[str, Any]] = {
     "llada": {
         "model_type": "llada",
@@ -83,6 +95,23 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": True,
     },
+    "fast-dllm-v2": {
+        "model_type": "Fast_dLLM_Qwen",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 160,
+        "bd_size": 32,
+        "max_position_embeddings": 1024,
+        "rope_theta": 1e6,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": True,
+    },
+    "a2d": {"model_type": "a2d-qwen3", "tie_word_embeddings": True, **QWEN3},
+    "sdar": {"model_type": "sdar", "block_size": 4, **QWEN3},
+    "sdar-moe": {"model_type": "sdar_moe", "block_size": 4, "norm_topk_prob": True, **QWEN3, **QWEN3_EXPERTS},
+    "rnd1": {"model_type": "rnd1", "norm_topk_prob": True, **QWEN3, **QWEN3_EXPERTS},
     "llada-moe": {
         "model_type": "llada",
         "hidden_size": 64,
