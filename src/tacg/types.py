@@ -19,10 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 CONTRASTED = ("reference", "readout")
-BY_ENGINE = (
-    "noise",
-    "recheck",
-)  # signals that only an engine can measure, because it knows the seeds and lays out the forwards
+BY_ENGINE = ("noise", "recheck")  # only an engine can measure these: it knows the seeds and lays out the forwards
 LOOKING_BACK = ("reverse_kl", "drift")
 MEASURED = ("margin", "gap", "entropy", "kl", "others", "sharp", *LOOKING_BACK, *CONTRASTED, *BY_ENGINE)
 SCOPES = ("block", "open", "answer")
