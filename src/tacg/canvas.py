@@ -1,4 +1,4 @@
-"""Canvases with holes: text in which some places are given and the others are to be filled, anywhere."""
+"""Canvases with holes: text in which some parts are given and holes, anywhere, are to be filled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOLE = re.compile(r"⟨(\d{1,6})⟩")
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """So many tokens to fill. A model may leave some of them empty (end of text), so a hole is a most, not a must."""
+    """A hole of up to `length` tokens. The model may leave some of them empty by writing end of text."""
 
     length: int
 
@@ -27,13 +27,13 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Canvas:
-    """What is given and what is to be filled, in order.
+    """Given parts and holes, in order.
 
         Canvas.parse("def f(x):\\n    ⟨20⟩\\n    return y")     ⟨n⟩ is a hole of n tokens
-        Canvas(("The capital of ", Hole(2), " is Paris."))     the same without the marks
+        Canvas(("The capital of ", Hole(2), " is Paris."))     built from parts instead
 
     parts   texts, ids and holes
-    prompt  what the model is told before it, as a user's turn if the model has a chat template
+    prompt  a prompt before the canvas, sent as a user turn if the model has a chat template
     """
 
     parts: tuple[str | tuple[int, ...] | Hole, ...]
@@ -45,14 +45,14 @@ class Canvas:
 
     @classmethod
     def parse(cls, text: str, prompt: str | None = None) -> Canvas:
-        """A text in which ⟨n⟩ marks a hole of n tokens."""
+        """Parse a text in which ⟨n⟩ marks a hole of n tokens."""
         pieces = HOLE.split(text)  # text, length, text, length, …, text
         parts = [Hole(int(piece)) if place % 2 else piece for place, piece in enumerate(pieces)]
         return cls(tuple(part for part in parts if part != ""), prompt)
 
     @classmethod
     def of_ids(cls, ids: Sequence[int], mask_id: int) -> Canvas:
-        """Ids, the mask's id where a hole is."""
+        """Build a canvas from ids; runs of the mask id become holes."""
         parts: list[tuple[int, ...] | Hole] = []
         for token in ids:
             last = parts[-1] if parts else None
@@ -63,7 +63,7 @@ class Canvas:
         return cls(tuple(parts))
 
     def ids(self, encode: Callable[[str], list[int]], mask_id: int) -> list[int]:
-        """The canvas as ids; texts are encoded piece by piece, so that no token reaches into a hole."""
+        """The canvas as ids. Texts are encoded piece by piece, so that no token extends into a hole."""
         found: list[int] = []
         for part in self.parts:
             if isinstance(part, Hole):

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-LONGEST = 80  # letters of a name that are repeated
-MESSAGE = 2400  # letters of a message: what it repeats may be a whole book
+LONGEST = 80  # maximum characters of a name repeated in a message
+MESSAGE = 2400  # maximum characters of a message, since it may quote very long input
 
 
 class TacgError(ValueError):
-    """Something the user can mend; the command line prints it without a traceback."""
+    """An error that the user can fix; the command line prints it without a traceback."""
 
     def __init__(self, message: str = "") -> None:
         half = MESSAGE // 2
@@ -22,11 +22,11 @@ class TacgError(ValueError):
 
 
 class UnknownNameError(TacgError):
-    """A name that nothing answers to."""
+    """A name that does not exist."""
 
 
 class LogitsError(TacgError):
-    """Logits that no decision can be taken from, with the place they were found: `where` is [(row, position), …]."""
+    """Unusable logits, with the positions where they were found: `where` is [(row, position), …]."""
 
     def __init__(self, message: str, where: list[tuple[int, int]]) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class LogitsError(TacgError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Build the error for an unknown `name`: the nearest match first, then everything there is."""
+    """Build the error for an unknown `name`: the nearest match first, then all known names."""
     names = sorted(known)
     name = name if len(name) <= LONGEST else name[:LONGEST] + "…"
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)

@@ -1,7 +1,7 @@
 """The paper on one screen: Trajectory-Aware Commit Gating (Wang, Luo, Li, Guo, Xu; "TACG", 2026).
 
-The base posterior says *which* token; the gate only says *when*. Three parts decide:
-temporal support (TILG: has the proposal gained on an EMA of past logits?), persistence (the History Gate: has it
+The base posterior decides *which* token; the gate only decides *when*. It has three parts:
+temporal support (TILG: has the proposal gained over an EMA of past logits?), persistence (the History Gate: has it
 stayed the same for a few steps?) and a budget (at most `k_extra` promotions per row and step).
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class GateConfig(Knobs):
     """The gate's knobs. History Gate only: k_extra=0. TILG only: m_base=m_extra=1. Neither: the base policy.
 
-    The last three and `steady` are not in the paper; their defaults change nothing.
+    The last three knobs and `support="steady"` are not in the paper; the defaults leave the paper's rule unchanged.
     """
 
     w: float = knob(0.3, "weight of the contrast between current logits and reference", symbol="w", low=0)
@@ -73,7 +73,7 @@ class GateStep:
     """What the gate decided, all [R, L]. Outside the mask: token -1, streak 1, rest 0.
 
     commit, base, extra (bool), `commit` = `base` | `extra`; tokens, streak (int64); confidence, support, readiness
-    (float). Support is measured where it can decide something, and everywhere if that was asked for; elsewhere it is 0.
+    (float). Support is measured only where it can change a decision, or everywhere on request; elsewhere it is 0.
     """
 
     base: Tensor
@@ -86,7 +86,7 @@ class GateStep:
 
     @property
     def commit(self) -> Tensor:
-        """What is to be written now."""
+        """The positions to commit now."""
         return self.base | self.extra
 
 
@@ -99,7 +99,7 @@ def persistence(signals: Signals, tokens: Tensor, streak: Tensor) -> Tensor:
 def temporal_support(signals: Signals, config: GateConfig) -> Tensor:
     """σ: float [R, L], how much the trajectory supports the proposal: probability gain or clipped log ratio.
 
-    `steady` is ours: the negative gain, for models whose sudden peaks are more often wrong (docs/results.md).
+    `steady` is our addition: the negative gain, for models whose sudden peaks are more often wrong (docs/results.md).
     """
     if config.support == "log_ratio":
         ratio = (signals.confidence + config.eps).log() - (signals.reference + config.eps).log()
@@ -111,12 +111,12 @@ def temporal_support(signals: Signals, config: GateConfig) -> Tensor:
 def commit_rule(
     signals: Signals, base_ready: Tensor, streak: Tensor, config: GateConfig, quota: Tensor | None = None
 ) -> GateStep:
-    """The commit rule on scalars: History Gate, floor, capped promotion.
+    """The commit rule on per-position signals: History Gate, floor, capped promotion.
 
-    base_ready  bool [R, L], the underlying decoder's accepted set
-    quota       int64 [R], commits that each row is to reach, if need be by readiness; None: nobody asks for that
+    base_ready  bool [R, L], positions that the base decoder accepts
+    quota       int64 [R], commits that each row should reach, filled up by readiness if necessary; None: no quota
 
-    On a CPU support is measured only where it can decide something (`where_support_matters`).
+    On a CPU, support is measured only where it can change a decision (`where_support_matters`).
     """
     confidence = signals.confidence
     escaped = confidence >= config.tau_escape

@@ -16,14 +16,14 @@ from tacg.shapes import brief
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-BIG = 2**63  # no knob needs more, and integers beyond it do not fit a tensor
+BIG = 2**63  # no knob needs more, and larger integers do not fit a tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """What one setting is: `kind` is its Python type, `low` and `high` are inclusive.
+    """One setting. `kind` is its Python type; `low` and `high` are inclusive.
 
-    per_row  rows with different values may share a batch: the code that reads it also takes a tensor [R, 1]
+    per_row  rows with different values may share a batch: code that reads the knob also accepts a tensor [R, 1]
     """
 
     name: str
@@ -39,7 +39,7 @@ class Knob:
 
     @property
     def type_name(self) -> str:
-        """The type as a person reads it: `float in [0, 1] or none`, `even | linspace`."""
+        """The type as shown to users: `float in [0, 1] or none`, `even | linspace`."""
         name = " | ".join(self.choices) if self.choices else self.kind.__name__
         if self.low is not None and self.high is not None:
             name += f" in [{self.low:g}, {self.high:g}]"
@@ -99,19 +99,19 @@ def knob(
 
 @dataclass(frozen=True)
 class Knobs:
-    """A frozen settings class. Fields that are themselves `Knobs` are groups: their knobs are reached by plain name."""
+    """A frozen settings class. Fields that are themselves `Knobs` are groups; their knobs are reached by plain name."""
 
     def __post_init__(self) -> None:
         for each in own_knobs(type(self)):
             object.__setattr__(self, each.name, each.check(getattr(self, each.name)))
 
     def groups(self) -> dict[str, Knobs]:
-        """The fields of this object that hold knobs of their own."""
+        """The fields of this object that are `Knobs` themselves."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, Knobs)}
 
     def knobs(self) -> dict[str, Knob]:
-        """Every knob that can be turned on this object, groups included, by name."""
+        """Every knob of this object by name, including those of its groups."""
         found = {each.name: each for each in own_knobs(type(self))}
         for group in self.groups().values():
             twice = found.keys() & group.knobs().keys()
@@ -128,7 +128,7 @@ class Knobs:
         return found
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with these knobs changed; unknown names raise with the nearest match."""
+        """Return a copy with these knobs changed; an unknown name raises an error that suggests the nearest one."""
         known = self.knobs()
         for name in changes:
             if name not in known:
@@ -142,7 +142,7 @@ class Knobs:
         return dataclasses.replace(self, **new)
 
     def structure(self) -> Hashable:
-        """What must be equal for two of these to share a batch: everything but the numbers of `per_row` knobs."""
+        """What must be equal for two objects to share a batch: everything except the values of `per_row` knobs."""
         mine = tuple(
             (each.name, value is None if each.per_row else value)
             for each, value in ((each, getattr(self, each.name)) for each in own_knobs(type(self)))
@@ -151,7 +151,7 @@ class Knobs:
 
 
 def own_knobs(cls: type[Knobs]) -> tuple[Knob, ...]:
-    """The knobs that a class declares itself, in order."""
+    """The knobs that a class itself declares, in order."""
     found = []
     for each in fields(cls):
         if facts := each.metadata.get("knob"):
@@ -161,7 +161,7 @@ def own_knobs(cls: type[Knobs]) -> tuple[Knob, ...]:
 
 
 def _kind(hint: Any) -> tuple[type, bool]:
-    """`float | None` -> (float, True); `int` -> (int, False). Hints may be types or, postponed, their spelling."""
+    """`float | None` -> (float, True); `int` -> (int, False). Hints may be types or strings (postponed annotations)."""
     spelling = hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))
     words = [word.strip() for word in spelling.split("|")]
     kinds = {"int": int, "float": float, "bool": bool, "str": str}

@@ -1,9 +1,9 @@
-"""Where temporal support can decide something. A CPU measures it there and nowhere else; the commits are the same.
+"""Find where temporal support can change a decision. A CPU measures it only there; the commits are the same.
 
-Reference and readout cost a pass over the vocabulary each. Support moves readiness by at most λ, so that most positions
-win or lose by confidence alone, and most others once the reference is known (`most_support`). The questions asked here
-need answers in the middle of a step, which is nothing to a CPU and a stall to a GPU: there the scan measures everything
-in one pass, and this file does nothing.
+Reference and readout each cost a pass over the vocabulary. Support changes readiness by at most λ, so most positions
+win or lose by confidence alone, and most of the others once the reference is known (`most_support`). Finding them
+needs results in the middle of a step. That is cheap on a CPU but stalls a GPU, so on a GPU the scan measures
+everything in one pass and this file does nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from tacg.gate import GateConfig
     from tacg.types import Signals
 
-ROUNDING = 1e-5  # relative, far more than there is
-FEW = 4  # so few readouts are measured at once: finding out which of them can be spared would take longer
+ROUNDING = 1e-5  # relative; far above the actual rounding error
+FEW = 4  # up to this many readouts are simply measured; narrowing them down further would take longer
 
 
 def where_support_matters(
     signals: Signals, base: Tensor, candidates: Tensor, budget: Tensor | int, quota: Tensor | None, config: GateConfig
 ) -> tuple[Signals, Tensor | None]:
-    """The signals with as much of the contrast as support needs, and where, bool [R, L] (None: nowhere).
+    """The signals with the contrast measured where support needs it, and these positions, bool [R, L] (None: nowhere).
 
-    candidates, budget  the contest for promotion: at most `budget` (int64 [R] or one for all) of the candidates win
-    quota               int64 [R], commits that each row is to reach by readiness; None: nobody asks for that
+    candidates, budget  the candidates for promotion, and how many of them are promoted: int64 [R], or one int for all
+    quota               int64 [R], commits that each row should reach by readiness; None: no quota
     """
     if signals.measure is None:
         return signals, signals.observed if "reference" in signals.measured else None
@@ -60,7 +60,7 @@ def where_support_matters(
 
 
 def most_support(signals: Signals, config: GateConfig) -> Tensor:
-    """What the gain can be at most, float [R, L], before the readout is known.
+    """Upper bound of the gain, float [R, L], before the readout is known.
 
     The logits lie between readout and reference, and log-sum-exp is convex: (1 + w) log p ≥ log q + w log p_ref.
     """
@@ -70,14 +70,14 @@ def most_support(signals: Signals, config: GateConfig) -> Tensor:
 
 
 def _open(among: Tensor, count: Tensor) -> Tensor:
-    """Rows where some of `among` will be one of the `count` readiest and others will not, bool [R]."""
+    """bool [R]: rows where more than `count` positions of `among` compete, so that some win and others do not."""
     return (count > 0) & (among.sum(dim=1) > count)
 
 
 def _undecided(
     confidence: Tensor, most: Tensor | float, contests: list[tuple[Tensor, Tensor]], config: GateConfig
 ) -> Tensor:
-    """Who may be one of the `count` readiest of its row in a contest (among, count) with support of 0 up to `most`."""
+    """Positions that may be among the `count` readiest of a contest (among, count), with support from 0 to `most`."""
     reach = config.support_lambda * most * (1 + ROUNDING)
     low, high = (confidence - reach, confidence) if config.support == "steady" else (confidence, confidence + reach)
     asked = torch.zeros_like(contests[0][0])

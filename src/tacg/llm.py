@@ -1,4 +1,4 @@
-"""The object that users hold: a model with its tokenizer, and `generate`, `stream`, `logits`."""
+"""The main object of the library: a model with its tokenizer, and `generate`, `stream`, `logits`."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ Prompt = str | list["Message"] | list[int] | Canvas
 
 
 class LLM:
-    """A diffusion language model ready to decode. Make one with `tacg.load`.
+    """A diffusion language model ready to decode. Create one with `tacg.load`.
 
-    verifier  an autoregressive model with the same tokenizer, which the policy `apd` needs
+    verifier  an autoregressive model with the same tokenizer; the policy `apd` needs it
     """
 
     def __init__(self, model: Denoiser, tokenizer: Tokenizer, verifier: Denoiser | None = None) -> None:
@@ -74,12 +74,12 @@ class LLM:
         """Decode one prompt, or a list of them in batches.
 
         prompts    a text, a conversation (list of messages), ids or a `Canvas`; or a list of these
-        policy     a spelling such as "tacg", "tacg+klass", "confidence:llada/gsm8k", or a Policy
+        policy     a name such as "tacg", "tacg+klass", "confidence:llada/gsm8k", or a Policy
         chat       wrap texts in the chat template (default: if the checkpoint has one)
-        seed       of the random numbers: one for all prompts alike, or a list with one each
+        seed       random seed: one for all prompts, or a list with one per prompt
         on_output  called with (number, output) as soon as a prompt is done
-        schema, regex, choices  what every answer must look like: a JSON schema or pydantic model, a regular expression,
-                   or texts of which the answer is one; or a list with one of these per prompt, None for no constraint
+        schema, regex, choices  the form every answer must have: a JSON schema or pydantic model, a regular expression,
+                   or a list of possible answers; or a list with one of these per prompt, None for no constraint
         settings   knobs of the decode (gen_length, block_length, seed, …) and of the policy (threshold, k_extra, …)
         """
         many, single = _listed(prompts)
@@ -102,7 +102,7 @@ class LLM:
         batch_size: int = 32,
         **settings: Any,
     ) -> Iterator[Event]:
-        """As `generate`, step by step: `Started`, `Step` and `Finished` events; `row` is the prompt's number."""
+        """Like `generate`, step by step: yields `Started`, `Step`, `Finished` events; `row` is the prompt's number."""
         many, _ = _listed(prompts)
         return self._events(many, policy, chat, batch_size, settings, detail=True)
 
@@ -112,9 +112,9 @@ class LLM:
     ) -> Output:  # fmt: skip
         """Fill the holes of a text: `llm.fill("def f(x):\\n    ⟨20⟩\\n    return y")`, where ⟨20⟩ is 20 tokens.
 
-        canvas  a text with holes, a `Canvas`, or ids with the mask's id where holes are; `out.text` is all of it,
-                `out.holes` what the holes were filled with. What is given is never changed
-        prompt  what the model is told before it
+        canvas  a text with holes, a `Canvas`, or ids with the mask id at the holes. `out.text` is the whole text and
+                `out.holes` the texts of the holes. Given text is never changed
+        prompt  a prompt that the model reads before the canvas
         """
         if isinstance(canvas, str):
             canvas = Canvas.parse(canvas, prompt)
@@ -126,7 +126,7 @@ class LLM:
     def logits(self, ids: Tensor, valid: Tensor | None = None) -> Tensor:
         """Aligned logits of whole canvases: int64 [B, T] -> float32 [B, T, V]; position i predicts token i.
 
-        valid bool [B, T] marks real tokens; padding on either side is left out of the model and gets zeros.
+        valid bool [B, T] marks real tokens; padding on either side is not passed to the model and gets zeros.
         """
         if ids.dim() != 2 or ids.dtype != torch.int64:
             raise TacgError(f"`ids` must be int64 [B, T], got {ids.dtype} {tuple(ids.shape)}.")
@@ -143,8 +143,8 @@ class LLM:
 
     @functools.cached_property
     def identity(self) -> dict[str, str]:
-        """What tells this model from any other: its name, dtype, and digests of weights, config and tokenizer, also of
-        its verifier's weights if it has one."""
+        """What distinguishes this model from others: its name, dtype, and digests of weights, config and tokenizer,
+        and of the verifier's weights if there is one."""
         tensors = _tensors(self.model)
         verifier = {} if self.verifier is None else {"verifier": _digest(self.verifier)}
         config = replace(self.model.spec, name=""), getattr(self.model, "config", None)
@@ -173,7 +173,7 @@ class LLM:
         return self.tokenizer.chat(messages) if messages else ids
 
     def refuse_fill_only(self, what: str) -> None:
-        """Raise if the model only fills texts: a masked language model knows no end of text and no turns."""
+        """Raise if the model can only fill in text: masked language models have no end of text and no chat turns."""
         spec = self.model.spec
         if spec.before or spec.after:
             raise TacgError(
@@ -182,7 +182,7 @@ class LLM:
             )
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The answer that ids spell: up to the first EOS."""
+        """Decode ids to the answer's text, up to the first EOS."""
         ends = [place for place, token in enumerate(tokens) if token in self.model.spec.eos_ids]
         return self.tokenizer.decode(tokens[: ends[0]] if ends else tokens)
 
@@ -215,7 +215,7 @@ class LLM:
                 yield event
 
     def request(self, prompt: Prompt, policy: Policy, decode: Decode, chat: bool | None = None) -> Request:
-        """What the engine is asked for one prompt or canvas."""
+        """The engine request for one prompt or canvas."""
         if isinstance(prompt, Canvas):
             return self._canvas_request(prompt, policy, decode, chat)
         given = tuple(self.encode(prompt, chat))
@@ -224,7 +224,7 @@ class LLM:
         return Request(given, policy, decode)
 
     def _canvas_request(self, prompt: Canvas, policy: Policy, decode: Decode, chat: bool | None) -> Request:
-        """A model that knows texts only between special tokens gets them around a canvas, unless they are there."""
+        """Put the special tokens that the model expects around a text (such as [CLS]) around the canvas, if missing."""
         spec = self.model.spec
         mask = spec.mask_id
         ids = prompt.ids(self.tokenizer.encode, mask)
@@ -234,21 +234,21 @@ class LLM:
         if spec.after and tuple(ids[-len(spec.after) :]) != spec.after:
             ids = [*ids, *spec.after]
         start = 0 if before else ids.index(mask)
-        decode = decode.replace(gen_length=len(ids) - start, early_stop=False)  # what is given behind a hole must stay
+        decode = decode.replace(gen_length=len(ids) - start, early_stop=False)  # text given after a hole must stay
         return Request((*before, *ids[:start]), policy, decode, tuple(ids[start:]))
 
     def held_to(self, pattern: str | None, request: Request, prompt: Prompt = "") -> Request:
-        """The request with an answer that must match a regular expression; of a canvas, its whole text must."""
+        """The request, constrained so that the answer (or a canvas's whole text) matches a regular expression."""
         if pattern is None:
             return request
         spec, suppress = self.model.spec, request.decode.suppress
         made = compile_pattern(pattern, self.tokenizer, spec, suppress, holes=bool(request.canvas))
-        # What a canvas says before its first hole is part of its text, though it is not written.
+        # The text before a canvas's first hole is matched too, although it is not written.
         before = request.prompt if isinstance(prompt, Canvas) and prompt.prompt is None else ()
         return replace(request, constraint=made, state=made.after(before))
 
     def _filled(self, output: Output, prompt: Canvas, request: Request) -> Output:
-        """The output with the whole canvas as its text, and what its holes were filled with."""
+        """The output with the whole canvas as its text, and with the texts of its holes."""
         spec, ids = self.model.spec, list(() if prompt.prompt is not None else request.prompt)
         holes: list[list[int]] = []
         for place, token in enumerate(output.tokens):
@@ -268,7 +268,7 @@ def _tensors(model: Denoiser) -> list[Tensor]:
 
 
 def _digest(model: Denoiser) -> str:
-    """Of a few values of every tensor, so that it takes no time for large models either."""
+    """Digest of the first values of every tensor, so that it is fast for large models too."""
     digest = hashlib.sha256(model.spec.name.encode())
     for tensor in _tensors(model):
         digest.update(str(tensor.dtype).encode())
@@ -284,13 +284,13 @@ def load(
     """Load a model.
 
     source    a built-in name, a local directory, or a hub id
-    dtype     "float32", "bfloat16", "float16", one of torch's own, or "auto": the checkpoint's own, where the device is
-              good at it, otherwise float32
+    dtype     "float32", "bfloat16", "float16", a torch dtype, or "auto": the checkpoint's own if it is fast on the
+              device, otherwise float32
     device    "cpu", "cuda", "cuda:1", "mps", …, or "auto": cuda if there is one, then mps, then cpu
-    revision  branch, tag or commit of a hub id; `offline` takes only what was downloaded before
-    tell      called with (bytes loaded, bytes in all) on the way
+    revision  branch, tag or commit of a hub id; with `offline` only files downloaded earlier are used
+    tell      progress callback, called with (bytes loaded, total bytes)
     verifier  a directory or hub id of an autoregressive model with the same tokenizer, for the policy `apd`; pocket
-              brings one along
+              includes one
     """
     llm = LLM(*load_checkpoint(source, dtype=dtype, device=device, revision=revision, offline=offline, tell=tell))
     if verifier is None and source in BUILT_IN:
@@ -304,7 +304,7 @@ def load(
 def _verifier(
     source: str | Path, llm: LLM, dtype: str | torch.dtype, device: str | torch.device, offline: bool
 ) -> Denoiser:
-    """A model that can verify what this one drafts."""
+    """Load a model that can verify what this one drafts."""
     model, tokenizer = load_checkpoint(source, dtype=dtype, device=device, offline=offline)
     if model.spec.mask_id != NO_MASK:
         raise TacgError(f"`verifier` must be an autoregressive model, such as Qwen2.5-0.5B; {str(source)!r} is none.")
@@ -317,7 +317,7 @@ def _verifier(
 
 
 def _listed(prompts: Any) -> tuple[list[Any], bool]:
-    """The prompts as a list, and whether there was just one."""
+    """The prompts as a list, and whether a single prompt was passed."""
     if isinstance(prompts, str | Canvas):
         return [prompts], True
     if not isinstance(prompts, Sequence) or isinstance(prompts, bytes) or not prompts:

@@ -1,4 +1,4 @@
-"""The paper's rule for a decoding loop of your own: `commit_step` takes logits and says what to commit."""
+"""The paper's rule for your own decoding loop: `commit_step` takes logits and decides what to commit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SNAPSHOT = Needs("margin", "entropy")
 
 
 class GateState:
-    """The trajectory that `commit_step` carries from step to step. A fresh one is neutral everywhere."""
+    """The trajectory that `commit_step` carries from step to step. A new one has no history."""
 
     def __init__(self) -> None:
         self.restart()
@@ -45,16 +45,16 @@ def commit_step(
     *,
     everywhere: bool = False,
 ) -> GateStep:
-    """One step of the paper's rule for anybody's own loop; `state` is updated in place.
+    """One step of the paper's rule for your own loop; `state` is updated in place.
 
     logits      float [B, L, V], aligned: position i predicts token i
     mask        bool [B, L], positions that are still masked; only these are read
-    base_gate   bool [B, L], or a function of `Signals` that returns one. A function may carry an attribute
-                `needs` (a `Needs`) to ask for more than margin and entropy, for example `Needs("kl")`.
-    everywhere  measure support and readiness at every masked position. Without it they are measured where they can
-                change a decision, which is much faster on a CPU; elsewhere support is 0 and readiness the confidence
+    base_gate   bool [B, L], or a function of `Signals` that returns it. The function may have an attribute
+                `needs` (a `Needs`) to request more than margin and entropy, for example `Needs("kl")`.
+    everywhere  measure support and readiness at every masked position. By default they are measured only where they
+                can change a decision, which is much faster on a CPU; elsewhere support is 0 and readiness = confidence
 
-    If `base_gate` raises or logits are unusable, the trajectory starts over.
+    If `base_gate` raises or the logits are unusable, the trajectory starts over.
 
     No position is forced: a step may commit nothing. Write with `torch.where(step.commit, step.tokens, x)`.
     """
@@ -71,7 +71,7 @@ def commit_step(
     if theirs := wanted.names & {*BY_ENGINE}:
         raise TacgError(f"`{min(theirs)}` is the engine's to tell; `commit_step` sees logits only.")
     count = torch.full((len(mask),), state.steps, device=mask.device)
-    # A CPU reads the masked positions only; a GPU takes all of them rather than be asked which they are.
+    # A CPU reads only the masked positions. A GPU reads all of them, because listing the masked ones would stall it.
     places = mask.reshape(-1).nonzero().squeeze(1) if mask.device.type == "cpu" else None
     try:
         scan = state.trajectories.scan(
@@ -83,7 +83,7 @@ def commit_step(
             base_gate = base_gate(signals)
             _check_base(base_gate, mask)
     except BaseException:
-        state.restart()  # a step was seen and not decided: rather no trajectory than a wrong one
+        state.restart()  # the step was scanned but not decided: better no trajectory than a wrong one
         raise
 
     streak = persistence(signals, state.tokens, state.streak)
@@ -122,7 +122,7 @@ def _check_base(base_ready: Tensor, mask: Tensor) -> None:
 
 
 def refuse_unusable(scan: StepScan) -> None:
-    """Raise if there are unusable logits, naming row and position: NaN, +inf or nothing but -inf."""
+    """Raise if any logits are unusable (NaN, +inf or only -inf), naming row and position."""
     unusable = scan.found["confidence"].isnan() & scan.wanted
     if not bool(unusable.any()):
         return

@@ -1,8 +1,8 @@
-"""Chat templates: a stranger's program, run in a sandbox that counts its steps and what it makes.
+"""Chat templates are untrusted programs: they run in a sandbox that counts their steps and the size of their results.
 
-They get what Hugging Face gives them: `break` and `continue`, `tojson` that leaves text as it is, `strftime_now`,
-`raise_exception`, `{% generation %}`. A template that loops for ever, or makes a text of a terabyte, ends in an error,
-and ends there on every machine: steps are counted, not seconds.
+They get what Hugging Face provides: `break` and `continue`, `tojson` without HTML escaping, `strftime_now`,
+`raise_exception`, `{% generation %}`. A template that loops forever or builds a terabyte of text ends in an error.
+It does so at the same point on every machine, because steps are counted, not seconds.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
     from jinja2.runtime import Context
 
-STEPS = 1 << 21  # iterations, calls and operations of one rendering; every `CHARACTERS` looked at are another
+STEPS = 1 << 21  # iterations, calls and operations per rendering; reading `CHARACTERS` characters costs one more
 CHARACTERS = 1 << 8
-CALL = 8  # steps that a call counts for
-ITEM = 16  # characters that an item of a list counts for
-LARGEST = 1 << 22  # characters of a text, or items of a list, that a template may make
-BITS = 1 << 12  # of a whole number
-WIDE = re.compile(r"\d{6}")  # a width in a format: '%999999999d' is a text of a gigabyte
+CALL = 8  # steps that a call costs
+ITEM = 16  # characters that a list item counts as
+LARGEST = 1 << 22  # maximum characters of a text, or items of a list, that a template may create
+BITS = 1 << 12  # maximum size of an integer
+WIDE = re.compile(r"\d{6}")  # a width in a format: '%999999999d' creates a gigabyte of text
 
 MULTIPLY = {"replace", "join", "expandtabs", "translate", "indent"}
 WRITE = {"string", "tojson", "join", "format", "trim", "replace", "upper", "lower", "title", "capitalize", "center"}
 WRITE |= {"escape", "forceescape", "safe", "urlencode", "indent", "truncate", "striptags", "xmlattr", "wordcount"}
-UNUSED = ("wordwrap", "urlize", "pprint", "filesizeformat")  # slow, and for web pages
+UNUSED = ("wordwrap", "urlize", "pprint", "filesizeformat")  # slow, and only useful for web pages
 
 _left: ContextVar[int] = ContextVar("steps left", default=STEPS)
 
 
 def render(source: str, values: Mapping[str, Any]) -> str:
-    """The text that a template makes of some values, or an error."""
+    """The text that a template renders from these values, or an error."""
     token = _left.set(STEPS)
     try:
         return _template(source).render(values)
@@ -62,7 +62,7 @@ def _template(source: str) -> Template:
 
 
 def _spend(*seen: Any, steps: int = 1) -> None:
-    """Count steps, and the sizes of what they look at."""
+    """Count steps, and the size of the values they read."""
     size = max(map(_size, seen), default=0)
     if size > LARGEST:
         _refuse_work(f"it makes a text or list of more than {LARGEST:,} characters")
@@ -73,14 +73,14 @@ def _spend(*seen: Any, steps: int = 1) -> None:
 
 
 def _size(value: Any) -> int:
-    """In characters; of a list, without looking into it."""
+    """Size in characters; of a list, without the size of its items."""
     if isinstance(value, str):
         return len(value)
     return ITEM * len(value) if isinstance(value, list | tuple | dict | range) else 0
 
 
 def _written(value: Any) -> Any:
-    """What is about to become text: a list that holds another many times is small until then."""
+    """Check a value before it becomes text: a list that contains another list many times is small until then."""
     waiting, size = [value], 0
     while waiting and size <= LARGEST:
         each = waiting.pop()
@@ -99,19 +99,19 @@ def _refuse_work(why: str) -> NoReturn:
 
 
 def _refuse_large(numbers: Iterable[Any]) -> None:
-    """A number given to a method or filter may be a width or a count."""
+    """Refuse large numbers given to a method or filter: they may be a width or a count."""
     if any(isinstance(number, int) and abs(number) > LARGEST for number in numbers):
         _refuse_work(f"it asks for more than {LARGEST:,} of something")
 
 
 def _seen(value: Any) -> Any:
-    """What a template compares, slices or has put together."""
+    """Count a value that a template compares, slices or concatenates."""
     _spend(value)
     return value
 
 
 def _walked(values: Any) -> Any:
-    """What a template loops over."""
+    """Count a value that a template loops over."""
     if hasattr(values, "__next__"):
         return _each(values)
     _spend(values)
@@ -126,9 +126,9 @@ def _each(values: Iterator[Any]) -> Iterator[Any]:
 
 
 def _watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter or test that counts."""
+    """Wrap a filter or test so that its work is counted."""
 
-    @functools.wraps(function)  # with the marks that tell jinja what to pass
+    @functools.wraps(function)  # keeps the marks that tell jinja which arguments to pass
     def watched(*args: Any, **named: Any) -> Any:
         _refuse_large((*args, *named.values()))
         _spend(*args, *named.values())
@@ -141,7 +141,7 @@ def _watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_product(name: str, args: tuple[Any, ...]) -> None:
-    """Texts that are put between others, or in their place: what comes of it is as large as both sizes multiplied."""
+    """Refuse inserting or replacing text when the result, up to both sizes multiplied, would be too large."""
     if name in WRITE:
         _written(list(args))
     if name in MULTIPLY:
@@ -153,7 +153,7 @@ def _refuse_product(name: str, args: tuple[Any, ...]) -> None:
 
 
 class _Walks(NodeTransformer):
-    """Has everything counted that jinja compiles to plain Python: loops, comparisons, slices, concatenations."""
+    """Makes jinja count what it compiles to plain Python: loops, comparisons, slices, concatenations."""
 
     def __init__(self, environment: Sandbox) -> None:
         self.environment = environment
@@ -188,18 +188,18 @@ class _Walks(NodeTransformer):
 
 
 class Generation(Extension):
-    """{% generation %}: what the assistant says. Training asks where that is; here it is a plain block."""
+    """{% generation %} marks the assistant's text for training; here it is a plain block."""
 
     tags = {"generation"}  # noqa: RUF012 (declared by jinja)
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The block's body in a scope of its own."""
+        """Parse the block's body in its own scope."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """No attribute that leads out, no change to what it is given, and no more work than `STEPS`."""
+    """Blocks access to unsafe attributes and changes to the values, and allows at most `STEPS` steps."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%", "-", "/", "//"})
 
@@ -208,7 +208,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return found
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """An operation, if what comes of it is not too large."""
+        """Run a binary operation unless its result would be too large."""
         numbers = [abs(each) for each in (left, right) if isinstance(each, int)]
         bits = [number.bit_length() for number in numbers]
         if operator == "*" and len(numbers) == 1 and _size(left) + _size(right):
@@ -224,7 +224,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return made
 
     def call(self, context: Context, obj: Any, /, *args: Any, **named: Any) -> Any:
-        """A call, if neither what goes in nor what comes out is too large."""
+        """Run a call unless its arguments or its result are too large."""
         of = getattr(obj, "__self__", None)
         _refuse_large((*args, *named.values()))
         _spend(of, *args, *named.values(), steps=CALL)
@@ -234,7 +234,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return made
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format` under guard; a format with very wide fields is refused."""
+        """`str.format` in the sandbox; a format with very wide fields is refused."""
         made = super().wrap_str_format(value)
         if made is not None:
             _refuse_product("format", (str(value.__self__),))
@@ -242,7 +242,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:
-        """Join what was written."""
+        """Join the written pieces."""
         found, size = [], 0
         for piece in pieces:
             size += len(piece)
@@ -280,10 +280,10 @@ def _raise_exception(message: str) -> None:
 def tojson(
     value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """As Hugging Face has it: nothing is escaped for HTML."""
+    """JSON as Hugging Face writes it: nothing is escaped for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def strftime_now(format: str) -> str:
-    """Today's date in a format."""
+    """The current date and time in a format."""
     return datetime.datetime.now().strftime(format)

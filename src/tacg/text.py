@@ -1,4 +1,4 @@
-"""Words to ids and back: `tokenizer.json` or what came before it, and conversations as chat templates spell them."""
+"""Text to ids and back: `tokenizer.json` or its older forms, and conversations rendered by chat templates."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 Message = dict[str, str]  # {"role": "user", "content": "…"}
 
 SPECIALS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-# How LLaDA was taught to read a conversation.
+# The conversation format that LLaDA was trained on.
 LLADA_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}"
     "<|eot_id|>{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
-# How Qwen2, and so Dream, cuts a text before merging bytes.
+# How Qwen2, and therefore Dream, splits a text before merging bytes.
 QWEN_PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
 
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a byte that no token of the vocabulary spells
-UNUSED = re.compile(r"\[unused\d+\]")  # places that BERT's vocabularies keep free
+BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a byte for which the vocabulary has no token
+UNUSED = re.compile(r"\[unused\d+\]")  # entries that BERT's vocabularies leave free
 
 
 class Tokenizer:
@@ -50,20 +50,20 @@ class Tokenizer:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Tells tokenizers apart, and their chat templates."""
+        """Identifies the tokenizer together with its chat template."""
         return hashlib.sha256(f"{self._backend.to_str()}{self.chat_template}".encode()).hexdigest()[:12]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text. Special tokens written in the text become their ids; none are added."""
+        """Ids of a text. Special tokens spelled out in the text become their ids; none are added."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise TacgError(f"The text is not valid Unicode ({error}); was it read with the right encoding?") from None
-        (found,) = self._backend.encode_batch_fast([text], add_special_tokens=False)  # `encode` holds the interpreter
+        (found,) = self._backend.encode_batch_fast([text], add_special_tokens=False)  # `encode` holds the GIL
         return list(found.ids)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """Text of ids; special tokens are dropped unless asked for."""
+        """Text of ids; special tokens are dropped unless `special` is set."""
         return str(self._backend.decode(list(ids), skip_special_tokens=not special))
 
     def id_of(self, token: str) -> int | None:
@@ -72,24 +72,24 @@ class Tokenizer:
         return found
 
     def owned_ids(self) -> set[int]:
-        """Every id that stands for a token."""
+        """Every id that has a token."""
         return set(self._backend.get_vocab(with_added_tokens=True).values())
 
     def agrees_with(self, other: Tokenizer) -> bool:
-        """Whether ids mean the same in both: tokens that both have, nearly all of the smaller one's, have one id."""
+        """Whether ids mean the same in both: shared tokens have equal ids and cover 90 % of the smaller vocabulary."""
         mine, theirs = (each._backend.get_vocab(with_added_tokens=True) for each in (self, other))
         same = [mine[token] == theirs[token] for token in mine.keys() & theirs.keys()]
         return all(same) and len(same) >= 0.9 * min(len(mine), len(theirs))
 
     def special_ids(self) -> set[int]:
-        """Every id that stands for a special token, or for none yet."""
+        """Every id of a special or unused token."""
         special = {number for number, token in self._backend.get_added_tokens_decoder().items() if token.special}
         return special | {number for token, number in self._backend.get_vocab().items() if UNUSED.fullmatch(token)}
 
     def spellings(self) -> dict[int, bytes]:
-        """The bytes that each id adds to a text, wherever it stands; special tokens add none and are left out.
+        """The bytes that each id adds to a text, independent of its position; special tokens add none and are left out.
 
-        That is so for tokens made of bytes (GPT-2's way), and for texts that are simply put together.
+        This works for byte-level tokens (as in GPT-2) and for tokens whose texts are simply concatenated.
         """
         backend = json.loads(self._backend.to_str())
         read = _reader_of(backend.get("decoder"))
@@ -114,7 +114,7 @@ class Tokenizer:
         return self.encode(self.render(messages))
 
     def render(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
-        """A conversation as the chat template spells it; with `open_turn` ready for the assistant's turn."""
+        """A conversation rendered by the chat template; with `open_turn`, ready for the assistant's turn."""
         if not self.chat_template:
             raise TacgError("This checkpoint has no chat template; pass plain text with chat=False.")
         for message in messages:
@@ -143,20 +143,20 @@ def _backend(directory: Path, config: Mapping[str, Any]) -> Any:
         return _byte_pairs(pairs, merges, config) if paired else _word_pieces(read_vocabulary(pieces), config)
     except TacgError:
         raise
-    except BaseException as error:  # every kind of damage raises a bare Exception, or is a panic, which is none
+    except BaseException as error:  # damaged files raise a bare Exception or a panic, which is not an Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise TacgError(f"{what} is not a tokenizer that can be read: {str(error)[:300]}.") from None
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
-    """Ids by token: a line each."""
+    """Ids by token, from a file with one token per line."""
     lines = files.read_text(path, "vocabulary").split("\n")
     return {token.rstrip("\r"): number for number, token in enumerate(lines[:-1] if not lines[-1] else lines)}
 
 
 def _word_pieces(vocabulary: dict[str, int], config: Mapping[str, Any]) -> Any:
-    """BERT's own: words, and what of them is in the vocabulary, longest first."""
+    """BERT's own tokenizer: words, split into the longest pieces in the vocabulary."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     backend = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
@@ -170,7 +170,7 @@ def _word_pieces(vocabulary: dict[str, int], config: Mapping[str, Any]) -> Any:
 
 
 def pattern_tokenizer(vocabulary: dict[str, int], pattern: str) -> Any:
-    """Every match of a regular expression is a token, and there are no spaces between them: SMILES, proteins."""
+    """Every match of a regular expression is a token, with no spaces between tokens: SMILES, proteins."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
@@ -180,7 +180,7 @@ def pattern_tokenizer(vocabulary: dict[str, int], pattern: str) -> Any:
 
 
 def _framed(backend: Any, vocabulary: dict[str, int]) -> Any:
-    """With BERT's special tokens, and [CLS] and [SEP] around a text."""
+    """Add BERT's special tokens, and put [CLS] and [SEP] around each text."""
     from tokenizers import AddedToken
     from tokenizers.processors import BertProcessing
 
@@ -215,7 +215,7 @@ def _byte_pairs(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> An
 
 
 def _roberta(backend: Any) -> Any:
-    """GPT-2's byte pairs, with <s> and </s> around a text."""
+    """GPT-2's byte pairs, with <s> and </s> around each text."""
     from tokenizers import AddedToken, decoders, pre_tokenizers
     from tokenizers.processors import RobertaProcessing
 
@@ -230,7 +230,7 @@ def _roberta(backend: Any) -> Any:
 
 
 def _reader_of(decoder: Any) -> Callable[[str], bytes]:
-    """What makes bytes of a token's name."""
+    """A function that turns a token's name into bytes."""
     decoder = decoder or {}
     steps = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
     kinds = [step.get("type") for step in steps]
@@ -255,14 +255,14 @@ def _reader_of(decoder: Any) -> Callable[[str], bytes]:
 
 
 def _byte_letters() -> dict[str, bytes]:
-    """GPT-2's letters for bytes: those that can be seen stand for themselves, the others for letters from 256 on."""
+    """GPT-2's letters for bytes: printable ones stand for themselves, the others are mapped to letters from 256 on."""
     seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [each for each in range(256) if each not in seen]
     return {chr(each): bytes([each]) for each in seen} | {chr(256 + n): bytes([each]) for n, each in enumerate(others)}
 
 
 def _plain(template: Any) -> str | None:
-    """A chat template of tokenizer_config.json: a string, or, in an older layout, a list of named ones."""
+    """The chat template in tokenizer_config.json: a string or, in an older layout, a list of named templates."""
     if isinstance(template, list):
         named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
         template = named[0].get("template") if named else None
@@ -270,12 +270,12 @@ def _plain(template: Any) -> str | None:
 
 
 def _spelling(token: Any) -> str:
-    """A special token of tokenizer_config.json: a string, or a mapping with its content."""
+    """A special token in tokenizer_config.json: a string, or a mapping with its content."""
     return str((token.get("content") if isinstance(token, dict) else token) or "")
 
 
 def read_json(path: Path, *, missing_ok: bool = False) -> Mapping[str, Any]:
-    """A JSON object from a file, or an error that names the file."""
+    """Read a JSON object from a file; errors name the file."""
     if not is_file(path):
         if missing_ok:
             return {}
@@ -287,7 +287,7 @@ def read_json(path: Path, *, missing_ok: bool = False) -> Mapping[str, Any]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there. What is there but is no file raises: to open a pipe is to wait for ever."""
+    """Whether the file exists. Raises if it is not a regular file, because opening a pipe could block forever."""
     if "\0" not in str(path) and not os.path.lexists(path):
         return False
     files.refuse_irregular(path, "file of a checkpoint", "download it again")

@@ -1,4 +1,4 @@
-"""What is handed from room to room: `Needs`, `Signals`, `Decision`, `Commit`, `Output`. All frozen.
+"""The types that the modules pass to each other: `Needs`, `Signals`, `Decision`, `Commit`, `Output`. All are frozen.
 
 Shapes: R rows of a batch, L positions of an answer (or of whatever a caller decodes), K alternatives.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 CONTRASTED = ("reference", "readout")
-BY_ENGINE = ("noise", "recheck")  # what only an engine can tell, which knows seeds and lays out forwards
+BY_ENGINE = ("noise", "recheck")  # only an engine can measure these: it knows the seeds and lays out the forwards
 LOOKING_BACK = ("reverse_kl", "drift")
 MEASURED = ("margin", "gap", "entropy", "kl", "others", "sharp", *LOOKING_BACK, *CONTRASTED, *BY_ENGINE)
 SCOPES = ("block", "open", "answer")
@@ -27,10 +27,10 @@ SCOPES = ("block", "open", "answer")
 
 @dataclass(frozen=True, slots=True)
 class EmaContrast:
-    """A V-sized history that the scan keeps: an EMA of past logits with decay `beta`, held against the present ones.
+    """A V-sized history kept by the scan: an EMA of past logits with decay `beta`, compared with the current logits.
 
-    `w` is the weight of that contrast in the readout z + w (z - reference). With `fine` reference and readout are made
-    of what all other tokens have, in float64, so that they have an order where float32 calls them 1.
+    `w` is the weight of the contrast in the readout z + w (z - reference). With `fine`, reference and readout are
+    computed from the probability of all other tokens, in float64, so that values that float32 rounds to 1 still differ.
     """
 
     w: float
@@ -40,10 +40,10 @@ class EmaContrast:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """A V-sized history that the scan keeps: credit that a token earns by being the top one (CreditDecoding).
+    """A V-sized history kept by the scan: credit that a token earns by being the most probable one (CreditDecoding).
 
-    Each step C <- decay C, then C[top] += p(top)^power; the logits become z + weight log(1 + C) *before* they are read,
-    so this one changes which token is proposed.
+    Each step C <- decay C, then C[top] += p(top)^power. The logits become z + weight log(1 + C) *before* they are read,
+    so credit changes which token is proposed.
     """
 
     weight: float
@@ -60,9 +60,9 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A V-sized history that the scan keeps: the posteriors of the last `steps` steps, held against the present one.
+    """A V-sized history kept by the scan: the posteriors of the last `steps` steps, compared with the current one.
 
-    Their divergences are averaged with weights that fall by exp(-decay) from step to step (AHD).
+    The divergences are averaged with weights that fall by exp(-decay) per step (AHD).
     """
 
     steps: int
@@ -71,20 +71,19 @@ class Past:
 
 @dataclass(frozen=True, slots=True, init=False)
 class Needs:
-    """What a policy reads beyond token and confidence. A policy that reads nothing else needs nothing.
+    """What a policy reads beyond token and confidence. The default is nothing.
 
-    names      signals out of `MEASURED`
-    contrast   the EMA of logits behind reference and readout
+    names      signals, chosen from `MEASURED`
+    contrast   the EMA of logits from which reference and readout are computed
     credit     credit that is added to the logits before they are read
-    past       the posteriors of the last steps behind drift
+    past       the posteriors of the last steps, from which drift is computed
     scope      positions in view: the active block, all open blocks, or every mask of the answer
-    committed  committed positions in view are scanned as well, so that they can be re-masked or edited; "recheck" asks
-               for that, too
-    suffix     of the masks behind the open blocks only so many are computed, and the last position; None: all of them
-    samples    how many tokens to sample from the posterior of each position, beside the proposal
+    committed  also scan committed positions in view, so that they can be re-masked or edited; "recheck" implies this
+    suffix     compute only this many masks after the open blocks, plus the last position; None: all of them
+    samples    how many tokens to sample from the posterior of each position, in addition to the proposal
     branches   how many alternative canvases the policy may propose for the next step (`Decision.branches`)
-    attention  share of the model's layers, the last ones, whose attention is averaged (0: nobody looks)
-    verifier   the draft is scored by the engine's verifier, mixed in like this
+    attention  share of the model's layers, counted from the last, whose attention is averaged (0: not computed)
+    verifier   the engine's verifier scores the draft, and its logits are mixed in with this weight
     """
 
     names: frozenset[str]
@@ -147,45 +146,45 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """All that a policy knows about a step. Values are meaningful where `observed`, elsewhere neutral.
+    """Everything a policy knows about a step. Values are meaningful where `observed` and neutral elsewhere.
 
-    observed    bool  [R, L]  positions that were scanned: masks in view, and committed ones if a policy asks for them
-    eligible    bool  [R, L]  those that may be committed now: masks of the open blocks
-    first       bool  [R, L]  observed for the first time: no trajectory yet
+    observed    bool  [R, L]  positions that were scanned: masks in view, and committed ones if the policy needs them
+    eligible    bool  [R, L]  positions that may be committed now: masks of the open blocks
+    first       bool  [R, L]  observed for the first time, so there is no trajectory yet
     token       int64 [R, L]  the proposal: argmax of the base posterior, or a sample (-1 where not observed)
     confidence  float [R, L]  its probability under the base posterior
     step        int64 [R]     steps already taken in this block
     steps       int64 [R]     steps that this block may take
-    measured    the signals that were asked for, by name, float [R, L] each:
+    measured    the requested signals by name, each float [R, L]:
         margin     probability of the top token minus that of the second
         gap        logit of the top token minus that of the second
         entropy    of the posterior, in nats
         kl         divergence of the posterior from that of the previous step, KL(p_t || p_{t-1})
-        others     probability of all other tokens together: 1 - confidence, precise where confidence is all but 1
+        others     probability of all other tokens: 1 - confidence, but precise where confidence is almost 1
         sharp      probability of the top token at temperature 0.2
-        reverse_kl the other way round, KL(p_{t-1} || p_t); a first observation comes after the uniform distribution
-        drift      divergence of the posterior from those of the last steps, on average (`Past`); steps in which a
-                   position was not observed count as in `kl`: as a posterior of nothing at all
+        reverse_kl the reverse, KL(p_{t-1} || p_t); at a first observation p_{t-1} is the uniform distribution
+        drift      mean divergence of the posterior from those of the last steps (`Past`); for steps in which a
+                   position was not observed, every probability counts as almost 0, as in `kl`
         reference  probability of the proposal under the EMA reference, p_ref(x̂)
         readout    probability of the proposal under the contrast readout, q(x̂)
         noise      uniform in [0, 1), a function of the row's seed, step and position
-        recheck    probability of the written token where a mask stands in its place: a shadow (see `Span`); 1 at masks.
-                   All else that is told of committed positions is the shadow's, too
-    samples     int64 [R, L, K]  sampled tokens, with `draws` float [R, L, K], uniform numbers that belong to them
-    measure     measures reference and readout where somebody asks: see `with_contrast`
+        recheck    probability of the written token when its position is masked, read from a shadow (see `Span`); 1 at
+                   masks. All other signals of committed positions then come from the shadow as well
+    samples     int64 [R, L, K]  sampled tokens; `draws` float [R, L, K] are uniform random numbers, one per sample
+    measure     measures reference and readout on demand: see `with_contrast`
     attention   float [R, L, L]  how much each position (query) attends to each (key), averaged over heads and layers;
                 between positions of the open blocks, 0 elsewhere
-    verified    int64 [R, L]  what the mixture with the verifier would write here if everything before it were written
-                as proposed (-1 where nothing is eligible)
+    verified    int64 [R, L]  the token that the mixture with the verifier would write here, given the proposals at all
+                earlier positions (-1 where nothing is eligible)
 
-    Beyond the active block, for policies that ask:
+    Beyond the active block, for policies that need it:
     masked      bool  [R, L]  not committed yet
-    written     int64 [R, L]  what the canvas holds; the mask id where `masked`
-    grid        int64 [R, L]  the number of the block in which a position lies; `current` int64 [R]: the active one
-    active      bool  [R, L]  masks of the active block, where more than that is eligible (None: all that is eligible)
+    written     int64 [R, L]  the tokens on the canvas; the mask id where `masked`
+    grid        int64 [R, L]  the block number of each position; `current` int64 [R]: the number of the active block
+    active      bool  [R, L]  masks of the active block, if other blocks are eligible too (None: all eligible ones)
     opened      int64 [R]     how many blocks are open, counted from the active one
     length      int64 [R]     positions of the answer
-    due         int64 [R]     what `quota` says, if the engine knows it already
+    due         int64 [R]     the result of `quota`, if the engine has computed it already
     """
 
     observed: Tensor
@@ -222,9 +221,9 @@ class Signals:
         raise TacgError(f"The signal `{name}` was not measured: name it in the policy's `needs`.")
 
     def with_contrast(self, where: Tensor, *names: str) -> Signals:
-        """These signals with reference and readout, or those named, measured where `where`, bool [R, L]; 0 elsewhere.
+        """These signals with reference and readout (or only `names`) measured at `where`, bool [R, L]; 0 elsewhere.
 
-        They cost far more than the others, and few positions need them. Signals that have them everywhere stay so.
+        They cost far more than other signals, and few positions need them. If already measured everywhere, no change.
         """
         if self.measure is None:
             return self
@@ -232,7 +231,7 @@ class Signals:
 
     @property
     def block(self) -> Tensor:
-        """int64 [R, L]: blocks from the active one (0) to that of each position; those behind it are negative."""
+        """int64 [R, L]: each position's block number relative to the active block (0); earlier blocks are negative."""
         assert self.grid is not None
         assert self.current is not None
         return self.grid - self.current[:, None]
@@ -243,11 +242,11 @@ class Signals:
         return (self.eligible if self.masked is None else self.masked).sum(dim=1)
 
     def quota(self) -> Tensor:
-        """int64 [R]: how many positions to commit now so that the block ends within its steps without a rush.
+        """int64 [R]: how many positions to commit now so that the block ends within its steps.
 
-        The even share of what is left, larger shares first: n0 masks over S steps give n0 // S per step and one more
-        in the first n0 mod S steps, which is LLaDA's schedule. With as many steps as positions it is at most 1, and
-        in the last step it is everything.
+        This is an even share of the remaining masks, with larger shares first: n0 masks over S steps give n0 // S per
+        step and one more in the first n0 mod S steps, which is LLaDA's schedule. With as many steps as positions it is
+        at most 1. In the last step it is everything.
         """
         if self.due is not None:
             return self.due
@@ -274,10 +273,10 @@ REASONS = tuple(reason.name.lower() for reason in Reason)
 
 @dataclass(frozen=True, slots=True)
 class Branches:
-    """Alternative next canvases of each row: K of them are forwarded, one goes on (`Policy.choose`).
+    """Alternative next canvases of each row: K of them are forwarded, and one is kept (`Policy.choose`).
 
-    commit  bool  [R, K, L]  what each branch writes beyond what this step commits
-    tokens  int64 [R, K, L]  with which tokens
+    commit  bool  [R, K, L]  positions that each branch writes in addition to this step's commits
+    tokens  int64 [R, K, L]  the tokens it writes there
     count   int64 [R]        how many of the K are forwarded: 0 for a row without branches in this step
     """
 
@@ -288,23 +287,23 @@ class Branches:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a policy wants: its accepted set, the promotions beyond it, and its order for everything else.
+    """What a policy decides: the positions it accepts, promotions beyond these, and a ranking of the others.
 
     base      bool  [R, L]  accepted by the policy's own rule
     rank      float [R, L]  larger is readier; used when a row must commit more than the policy accepted
     extra     bool  [R, L]  promoted beyond the base set (None: nothing)
-    quota     int64 [R]     commits that this step should reach, if need be by rank (None: `Signals.quota`)
+    quota     int64 [R]     commits that this step should reach, filled up by rank if necessary (None: `Signals.quota`)
     notes     float [R, L] values worth showing in a trace, by name: streak, support, …
 
-    Policies that do more than fill masks of one block:
+    For policies that do more than fill the masks of one block:
     remask    bool  [R, L]  committed positions of open blocks that become masks again; fewer than are committed
     edit      bool  [R, L]  committed positions of open blocks that get `signals.token` instead
-    open      int64 [R]     how many blocks are open in the next step, counted from the one that is active now (None: 1)
-    stay      bool  [R]     if the active block is full it is not done yet; heeded in steps that write something
+    open      int64 [R]     how many blocks are open in the next step, counted from the block active now (None: 1)
+    stay      bool  [R]     keep the active block active even if it is full; ignored in steps that write nothing
     finish    bool  [R]     write every remaining mask with its proposal, and end
     branches  alternatives for the next step
-    reach     int64 [R]     the next forward computes, and shows, positions of the answer below this only; heeded within
-                            the active block, as long as there are masks before it and further steps behind it
+    reach     int64 [R]     the next forward computes and shows only answer positions below this; applies within the
+                            active block, while there are masks before `reach` and steps left after this one
     """
 
     base: Tensor
@@ -325,7 +324,7 @@ class Decision:
 class Commit:
     """One position being written. `position` counts from the first generated position, `step` from 1.
 
-    A re-masked position is told as a commit of the mask's id with the reason "remask".
+    Re-masking a position is reported as a commit of the mask id with the reason "remask".
     """
 
     position: int
@@ -339,16 +338,16 @@ class Commit:
 class Output:
     """A decoded answer.
 
-    tokens     the generated ids: all `gen_length` of them, or up to and with the first EOS under early stopping
+    tokens     the generated ids: all `gen_length` of them, or up to and including the first EOS under early stopping
     forwards   how often the model was called for this row; each branch of a step counts
     positions  how many positions these forwards computed
-    auxiliary  how often another model (the verifier) was called, and `auxiliary_positions` what that computed
-    commits    every commit in the order it happened
-    error      why it ended early, with finish_reason "error"; else empty
-    holes      of a canvas: the texts that its holes were filled with
-    given      how many of the tokens a canvas gave; the others were generated
-    forced     how many of the tokens a constraint left no choice about; they were written without being asked for
-    cut        of a constrained answer: the probability that its constraint took away, on average over the tokens that
+    auxiliary  how often another model (the verifier) was called; `auxiliary_positions`: the positions it computed
+    commits    every commit, in order
+    error      why decoding ended early, if finish_reason is "error"; otherwise empty
+    holes      for a canvas: the texts that fill its holes
+    given      how many of the tokens were given by a canvas; the others were generated
+    forced     how many tokens were written without a model choice, because the constraint allowed only one
+    cut        for a constrained answer: the probability that the constraint removed, averaged over the tokens that
                the model chose
     """
 

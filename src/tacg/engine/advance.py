@@ -1,6 +1,6 @@
-"""Where rows stand, and how a decision moves them on: pure functions over boards of fixed shape.
+"""The state of all rows, and how a decision advances it: pure functions over tensors of fixed shape.
 
-Nothing here asks the device a question. What the host must know of a step is packed into one tensor, the report.
+Nothing here reads a value back from the device. What the host must know is packed into one tensor, the report.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class Boards(NamedTuple):
-    """Where S rows stand. L positions of the longest answer, B blocks of the row that has most.
+    """The state of S rows, with L positions of the longest answer and B blocks of the row that has most.
 
     masked       bool  [S, L]  not committed yet (all false in a free slot)
-    holes        bool  [S, L]  masked at first: what may be written at all
-    grid         int64 [S, L]  the number of the block in which each position lies; 0 beyond the row's end
-    starts       int64 [S, B]  the first position of each block; `budgets` the steps that it may take
-    block, step  int64 [S]     the active block, the steps taken in it
-    open         int64 [S]     how many blocks are open from the active one on
+    holes        bool  [S, L]  masked at the start: the positions that may be written
+    grid         int64 [S, L]  the block number of each position; 0 beyond the row's end
+    starts       int64 [S, B]  the first position of each block; `budgets`: its maximum number of steps
+    block, step  int64 [S]     the active block, and the steps taken in it
+    open         int64 [S]     how many blocks are open, counted from the active one
     length       int64 [S]     positions of the answer; `reach`: those that the next forward computes
-    seed         int64 [S]     of the row's random numbers; temperature float [S]
+    seed         int64 [S]     random seed of the row; temperature float [S]
     """
 
     masked: Tensor
@@ -49,7 +49,7 @@ class Boards(NamedTuple):
 
     @classmethod
     def blank(cls, rows: int, length: int, blocks: int, device: torch.device | str = "cpu") -> Boards:
-        """Free slots."""
+        """Empty state: all slots are free."""
         flags = torch.zeros(2, rows, length, dtype=torch.bool, device=device)
         tables = torch.zeros(2, rows, blocks, dtype=torch.int64, device=device)
         numbers = torch.zeros(5, rows, dtype=torch.int64, device=device)
@@ -66,7 +66,7 @@ class Boards(NamedTuple):
         cls, holes: Sequence[bool], masked: Sequence[bool], blocks: Sequence[tuple[int, int, int]], seed: int,
         temperature: float, length: int, most: int,
     ) -> Boards:  # fmt: skip
-        """One row that has not begun, on boards of `length` positions and `most` blocks."""
+        """The state of one row before its first step, with `length` positions and room for `most` blocks."""
         made = cls.blank(1, length, most)
         made.masked[0, : len(holes)] = torch.tensor(masked)
         made.holes[0, : len(holes)] = torch.tensor(holes)
@@ -80,9 +80,9 @@ class Boards(NamedTuple):
 
 
 def in_view(boards: Boards, needs: Needs, *, whole: bool, cut: bool = False) -> tuple[Tensor, Tensor]:
-    """Which positions are observed and which are eligible, bool [S, L] each.
+    """The observed and the eligible positions, bool [S, L] each.
 
-    whole  every mask is observed; committed positions only in open blocks, and if a policy asks for them
+    whole  observe every mask; committed positions only in open blocks, and only if the policy needs them
     cut    forwards may end before the answer does (`Decision.reach`)
     """
     masked = boards.masked
@@ -95,7 +95,7 @@ def in_view(boards: Boards, needs: Needs, *, whole: bool, cut: bool = False) -> 
         here = (ahead >= 0) & (ahead < boards.open[:, None])
     eligible = masked & here
     if whole or needs.scope == "answer":
-        # A block that is over is settled: nothing there is looked at again, so that nothing there can be revised.
+        # Finished blocks are final: nothing there is observed again, so nothing there can be revised.
         masked = masked if needs.suffix is None else masked & before_gap(boards, needs.suffix)
         return (masked | (boards.holes & here) if needs.committed else masked), eligible
     return (boards.holes & here if needs.committed else eligible), eligible
@@ -106,13 +106,13 @@ def advance(
     eos: Tensor | None, ruler: Tensor, before: Tensor | None = None, writes: tuple[Tensor, Tensor] | None = None,
     cut: Tensor | None = None,
 ) -> tuple[Boards, Tensor, Tensor, Report]:  # fmt: skip
-    """Write what was decided: the boards and the answer [S, L] after the step, whose trajectories go on, the report.
+    """Write a decision: the state and the answer [S, L] after the step, whose trajectories continue, and the report.
 
-    eos     int64 [E], tokens that end an answer; None: nobody stops early
+    eos     int64 [E], tokens that end an answer; None: no early stopping
     ruler   int64 [L + 1], 0 to L
-    before  int64 [S, L], reasons of what was written at the beginning of the step (a branch that was chosen)
-    writes  reasons and tokens, int64 [S, L] each, of rows with constraints: what is written of what was decided
-    cut     float [S, L], told with the report: the probability that constraints took away
+    before  int64 [S, L], reasons of what was written before the scan (a chosen branch)
+    writes  for rows with constraints: reasons and tokens, int64 [S, L] each, of what is really written
+    cut     float [S, L], added to the report: the probability that constraints removed
     """
     reason, token = (resolve_commits(signals, decision), signals.token) if writes is None else writes
     written = reason > 0
@@ -129,7 +129,7 @@ def advance(
     if eos is not None:
         ends = (answer[:, :, None] == eos).any(dim=2) & boards.holes
         told["first_eos"] = torch.where(ends, ruler[:-1], ruler[-1]).amin(dim=1)
-    if decision.stay is not None:  # heeded in a full block while something changes and steps are left
+    if decision.stay is not None:  # applied in a full block while something changes and steps are left
         full = (block != boards.block) | (first_mask == ruler[-1])
         staying = decision.stay & full & written.any(dim=1) & (boards.step + 1 < signals.steps)
         block, told["stay"] = torch.where(staying, boards.block, block), staying.long()
@@ -145,8 +145,8 @@ def advance(
 def _beyond_the_block(
     boards: Boards, after: Boards, signals: Signals, decision: Decision, told: dict[str, Tensor]
 ) -> Boards:
-    """What a policy says of the next forward: blocks that open early, branches, positions that are left out."""
-    if decision.open is not None:  # blocks that are done by now no longer count
+    """Apply what the policy says about the next forward: blocks that open early, branches, positions left out."""
+    if decision.open is not None:  # finished blocks no longer count
         told["open"] = (decision.open - (after.block - boards.block)).clamp(min=1)
         after = after._replace(open=told["open"])
     if decision.branches is not None:
@@ -161,6 +161,6 @@ def _beyond_the_block(
 
 
 def first_unfinished(boards: Boards, masked: Tensor, ruler: Tensor) -> tuple[Tensor, Tensor]:
-    """The first mask (L: none) and the block in which it lies, int64 [S] each."""
+    """The first mask (L: none) and its block, int64 [S] each."""
     first_mask = torch.where(masked, ruler[:-1], ruler[-1]).amin(dim=1)
     return first_mask, boards.grid.gather(1, first_mask.clamp(max=masked.shape[1] - 1)[:, None]).squeeze(1)

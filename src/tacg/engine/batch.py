@@ -1,11 +1,11 @@
-"""A batch: rows that share a policy's structure, side by side on boards of one shape.
+"""A batch: rows that share a policy's structure, side by side in tensors of one shape.
 
-Everything that belongs to such rows lies here, on the device: canvas, masks, blocks, trajectories. Rows may differ in
-everything that is a number: prompt, length, block grid, steps, temperature, seed and knobs. A row keeps its slot for
-life; a free slot is taken by the next row. Each row has its own block and step, so none waits for another.
+Everything about these rows is kept here, on the device: canvas, masks, blocks, trajectories. Rows may differ in
+prompt, length, block grid, steps, temperature, seed and knobs. A row keeps its slot until it finishes; a free slot is
+taken by the next row. Each row has its own block and step, so none waits for another.
 
-A step asks the device one question, at its end: the report. A CPU may be asked more, which spares it work: there only
-the positions that count are computed, on a device all positions of the window.
+A step synchronizes with the device once, at its end, to read the report. On a CPU synchronizing is free, so only the
+needed positions are computed; on other devices all positions of the window are.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
 
 
 class StepView(NamedTuple):
-    """What a step looks at.
+    """What a step reads.
 
-    observed, eligible  bool [S, L], the positions that are scanned, and those that may be committed
-    places              int64 [P], the positions that logits are asked for, as indices into [S * L] (None: all)
+    observed, eligible  bool [S, L], positions that are scanned, and positions that may be committed
+    places              int64 [P], positions whose logits are computed, as indices into [S * L] (None: all)
     slots               int64 [P], where their history is kept (None: at `places`)
-    columns             int64 [S, W], the window of each row, on devices that look at all of it (None: everything)
+    columns             int64 [S, W], the window of each row on devices that read all of it (None: everything)
     """
 
     observed: Tensor
@@ -57,7 +57,7 @@ class StepView(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step did, on the device and, by slot, for the host.
+    """What a step did, on the device and, by slot, on the host.
 
     blocks   the block that each slot was in
     written  commits of each slot
@@ -72,10 +72,10 @@ class StepResult:
 
 
 class Batch:
-    """S slots with answers of up to L positions, W of them in view at once, behind prompts of up to M tokens.
+    """S slots with answers of up to L positions, W of them in view at once, after prompts of up to M tokens.
 
-    canvas  int64 [S, M + L + 1]  prompts, aligned to the right, answers, and a mask for what lies beyond their end
-    boards  where each row stands (see `Boards`)
+    canvas  int64 [S, M + L + 1]  prompts, aligned right, then answers, then one mask for positions beyond their end
+    boards  the state of each row (see `Boards`)
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Batch:
         self.spec, self.device, self.max_rows = spec, device, max_rows
         self.mode = resolve_mode(self.decode.cache, self.decode.observe, spec, self.needs)
         self.whole = self.decode.observe == "sequence" or self.needs.scope != "block"
-        # Blocks that are not open are not computed there, so nothing of them can be observed.
+        # Blocks that are not open are not computed then, so they cannot be observed.
         self.sees_all = self.whole and self.mode != "dual" and spec.causal_block is None
         self.compact = device.type == "cpu" and not self.needs.branches
         self.rows: list[Row | None] = []
@@ -102,7 +102,7 @@ class Batch:
         self.view: StepView | None = None
         self.cut = False  # whether the policy has ever cut a forward short
 
-        # What few requests ask for.
+        # Needed by few requests only.
         self.constrained: Constrained | None = None
         if request.constraint is not None:
             self.constrained = Constrained(device, spec.mask_id, compact=self.compact, revises=self.policy.revises)
@@ -120,13 +120,13 @@ class Batch:
 
     @property
     def answer(self) -> Tensor:
-        """The answers on the canvas, int64 [S, L]: a view."""
+        """The answers on the canvas, int64 [S, L], as a view."""
         return self.canvas[:, self.prompt : self.prompt + self.length]
 
-    # -- rows come and go ------------------------------------------------------------------------------------------
+    # -- rows join and leave ---------------------------------------------------------------------------------------
 
     def join(self, row: Row) -> None:
-        """Give the row a slot."""
+        """Assign the row a slot."""
         self._make_room(row)
         slot = row.slot = self.rows.index(None)
         self.rows[slot] = row
@@ -143,7 +143,7 @@ class Batch:
         self._regroup()
 
     def leave(self, row: Row, finish_reason: str = "", error: str = "") -> Output:
-        """Free the row's slot and say what came of it. Without a reason the answer itself gives it: eos or length."""
+        """Free the row's slot and return its output. Without a finish reason, the answer decides: eos or length."""
         self.rows[row.slot] = row.cache = row.draft_cache = None
         for board in (self.boards.masked, self.boards.holes, self.trajectories.seen):
             board[row.slot] = False
@@ -155,7 +155,7 @@ class Batch:
         return [row for row in self.rows if row is not None]
 
     def _regroup(self) -> None:
-        """Rows have come or gone: plan the next forward anew, and give each slot its row's knobs."""
+        """After rows join or leave: drop the plan of the next forward, and update the knobs of each slot."""
         self.plan = None
         live = self.live()
         if self.constrained is not None:
@@ -164,7 +164,7 @@ class Batch:
             self.policy = stack([(row or live[0]).request.policy for row in self.rows], self.device)
 
     def _make_room(self, row: Row) -> None:
-        """Grow whatever is too small for one more row, or for this one."""
+        """Grow whatever is too small to hold this row as well."""
         rows = len(self.rows) if None in self.rows else min(max(1, 2 * len(self.rows)), self.max_rows)
         length, prompt = max(self.length, len(row.answer)), max(self.prompt, len(row.request.prompt))
         widest = max(stop - start for start, stop, _ in row.blocks)
@@ -190,7 +190,7 @@ class Batch:
     # -- what a forward computes -----------------------------------------------------------------------------------
 
     def forward_input(self) -> tuple[Tensor, list[Span], Tensor]:
-        """Tokens int64 [N], their spans, and at which of them logits are asked for, int64 [P]."""
+        """Tokens int64 [N], their spans, and int64 [P], the tokens whose logits are needed."""
         canvas, copies = self._canvases()
         plan = self.plan = self.plan or Plan.of(
             self.rows, self.spec, self.mode, self.needs, self.prompt, self.length, copies, self.device
@@ -200,11 +200,11 @@ class Batch:
         return canvas.view(-1)[plan.pack], spans, self._select(plan, self.view)
 
     def _canvases(self) -> tuple[Tensor, int]:
-        """What is forwarded, and how many canvases of each row: one, unless the policy has proposed branches."""
+        """What is forwarded, and the number of canvases per row: one, unless the policy has proposed branches."""
         return self.canvas, 1
 
     def _select(self, plan: Plan, view: StepView) -> Tensor:
-        """int64 [P]: where the logits are read. Committed positions are read at their shadows, if they have any."""
+        """int64 [P]: where logits are read. Committed positions are read at their shadows, if there are any."""
         if not self.compact:
             return self._select_windows(plan, view)
         assert view.places is not None
@@ -215,7 +215,7 @@ class Batch:
         return select
 
     def _select_windows(self, plan: Plan, view: StepView) -> Tensor:
-        """As `_select`, of whole windows."""
+        """Like `_select`, for whole windows."""
         masked, columns = self.boards.masked, self.ruler[:-1] if view.columns is None else view.columns[:, None]
         select = plan.offset + columns
         if plan.shadow is not None:
@@ -224,7 +224,7 @@ class Batch:
         return (select if plan.inside else select.clamp(max=len(plan.pack) - 1)).view(-1)
 
     def computed(self) -> None:
-        """The model has computed the plan."""
+        """Record that the model has computed the plan."""
         assert self.plan is not None
         self.plan.charge(self.live(), self.spec)
 
@@ -239,22 +239,22 @@ class Batch:
         return StepView(observed, eligible, (columns + self.origins).view(-1), self.windows, columns)
 
     def _slots(self, places: Tensor) -> Tensor:
-        """int64 [P]: where the history of these positions, indices into [S * L], is kept."""
+        """int64 [P]: the slots that hold the history of these positions (indices into [S * L])."""
         if self.width == self.length:
             return places
         slot = places // self.length
         return places - slot * (self.length - self.width) - self._left()[slot, 0]
 
     def _left(self) -> Tensor:
-        """int64 [S, 1]: where each row's window begins: with its block, or as far before as keeps it on the board."""
+        """int64 [S, 1]: where each row's window begins: at its block, or earlier if it would not fit otherwise."""
         return self.boards.starts.gather(1, self.boards.block[:, None]).clamp(max=self.length - self.width)
 
     # -- one step --------------------------------------------------------------------------------------------------
 
     def step(self, logits: Tensor, hidden: Hidden | None, *, eager: bool) -> StepResult:
-        """Decide and write one step of all rows. `eager` measures everything, also what does not matter.
+        """Decide and write one step of all rows. `eager` measures every signal, even where it changes no decision.
 
-        logits  float [P, V], as `forward_input` asked for them
+        logits  float [P, V], as requested by `forward_input`
         """
         logits.index_fill_(1, self.suppressed, lowest(logits.dtype))
         if self.constrained is not None:
@@ -275,7 +275,7 @@ class Batch:
         )  # fmt: skip
         steps = boards.budgets.gather(1, boards.block[:, None]).squeeze(1)
         step = boards.step
-        if self.constrained is not None:  # what contradicted something waits: then the last step is taken again
+        if self.constrained is not None:  # contradictory positions wait, so the last step may be repeated
             step = torch.minimum(step, steps - 1)
         signals = scan.to_signals(
             view.eligible, eager=eager, step=step, steps=steps, masked=boards.masked, written=self.answer,
@@ -290,9 +290,9 @@ class Batch:
         return self.trajectories.decide(self.policy, signals)
 
     def commit(self, scan: StepScan, signals: Signals, decision: Decision, before: Tensor | None = None) -> Report:
-        """Write the canvas, move boards and trajectories on; the report for `read`.
+        """Write the canvas and advance the state and trajectories; returns the report for `read`.
 
-        before  int64 [S, L], reasons of what was written before the scan (a branch that goes on)
+        before  int64 [S, L], reasons of what was written before the scan (a chosen branch)
         """
         if not self.policy.revises and (decision.remask is not None or decision.edit is not None):
             raise TacgError(f"`{self.policy.name}` re-masks or edits what is committed, so its `revises` must be true.")
@@ -309,10 +309,10 @@ class Batch:
         self.cut = decision.reach is not None
         return report
 
-    # -- what the host learns --------------------------------------------------------------------------------------
+    # -- what the host reads ---------------------------------------------------------------------------------------
 
     def read(self, report: Report, signals: Signals, decision: Decision) -> StepResult:
-        """Read the report, the only question that a step asks the device, and bring the rows up to date with it."""
+        """Read the report, the step's only synchronization with the device, and update the rows from it."""
         told, live = report.read(self.length), self.live()
         blocks = {row.slot: row.block for row in live}
         for row in live:
@@ -334,7 +334,7 @@ class Batch:
         return StepResult(signals, decision, blocks, written, told.failed)
 
     def _note_constraints(self, told: HostReport) -> None:
-        """What the rows' constraints have taken away, and which tokens they left no choice about."""
+        """Record the probability that constraints removed, and the tokens they forced."""
         for slot, position, _, why, _ in told.written():
             row = self.rows[slot]
             assert row is not None

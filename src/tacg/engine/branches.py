@@ -1,4 +1,4 @@
-"""Branches: alternative canvases of a row that are forwarded side by side, of which one goes on."""
+"""Branches: alternative canvases of a row that are forwarded side by side; one of them is kept."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class BranchingBatch(Batch):
-    """A batch whose policy may propose several next canvases of a row: all are forwarded, one goes on.
+    """A batch whose policy may propose several next canvases per row: all are forwarded, one is kept.
 
     branches  proposed in the last step, to be forwarded in this one
     """
@@ -33,7 +33,7 @@ class BranchingBatch(Batch):
     branches: Branches | None = None
 
     def join(self, row: Row) -> None:
-        """Give the row a slot, in which nothing is proposed yet."""
+        """Assign the row a slot, without branches at first."""
         super().join(row)
         if self.branches is not None:
             self.branches.count[row.slot] = 0
@@ -49,7 +49,7 @@ class BranchingBatch(Batch):
         return candidates(self.canvas, self.branches, self.boards.masked, self.prompt), self.needs.branches
 
     def scan(self, logits: Tensor, hidden: Hidden | None, *, eager: bool) -> tuple[StepScan, Signals]:
-        """Choose among the branches, if there are any, then go on with the logits of those that were chosen."""
+        """Choose among the branches, if there are any, and continue with the logits of the chosen ones."""
         self.taken: Tensor | None = None
         if self.branches is not None:
             logits, self.taken = self._choose(logits, self.branches)
@@ -57,7 +57,7 @@ class BranchingBatch(Batch):
         return super().scan(logits, hidden, eager=eager)
 
     def _choose(self, logits: Tensor, branches: Branches) -> tuple[Tensor, Tensor]:
-        """Let the policy pick a branch of each row, and write it: its logits [S * L, V], and what was written."""
+        """Let the policy pick a branch per row and write it; returns its logits [S * L, V] and what was written."""
         signals = branch_signals(logits, branches, self.boards.masked, self.needs, self.decode.scan)
         chosen = self.policy.choose(signals, self.trajectories.state)
         chosen = torch.minimum(chosen, (branches.count - 1).clamp(min=0))
@@ -67,7 +67,7 @@ class BranchingBatch(Batch):
         return every[torch.arange(len(every), device=self.device), chosen].flatten(0, 1), written
 
     def commit(self, scan: StepScan, signals: Signals, decision: Decision, before: Tensor | None = None) -> Report:
-        """As any batch, behind what the chosen branches have written; keeps what is proposed for the next step."""
+        """Like any batch, in addition to what the chosen branches wrote; keeps the branches for the next step."""
         if decision.reach is not None:
             raise TacgError(f"`{self.policy.name}` looks ahead, so its forwards must not end early: leave out `reach`.")
         report = super().commit(scan, signals, decision, self.taken)
@@ -78,7 +78,7 @@ class BranchingBatch(Batch):
 
 
 def candidates(canvas: Tensor, branches: Branches, masked: Tensor, prompt: int) -> Tensor:
-    """The canvases of all branches, int64 [S, K, M + L + 1]; answers begin behind `prompt` columns."""
+    """The canvases of all branches, int64 [S, K, M + L + 1]; answers begin after `prompt` columns."""
     copies, length = branches.commit.shape[1:]
     canvases = canvas[:, None].repeat(1, copies, 1)
     answers = canvases[:, :, prompt : prompt + length]
@@ -87,7 +87,7 @@ def candidates(canvas: Tensor, branches: Branches, masked: Tensor, prompt: int) 
 
 
 def branch_signals(logits: Tensor, branches: Branches, masked: Tensor, needs: Needs, backend: str) -> Signals:
-    """Signals of every branch, boards [S, K, L], from logits [S * K * L, V]."""
+    """Signals of every branch, [S, K, L] each, from logits [S * K * L, V]."""
     copies, length = branches.commit.shape[1:]
     open_ = (masked[:, None] & ~branches.commit).flatten(0, 1)
     plain = Needs(*(needs.names & {"margin", "gap", "entropy"}))
@@ -98,7 +98,7 @@ def branch_signals(logits: Tensor, branches: Branches, masked: Tensor, needs: Ne
 
 
 def _folded(signals: Signals, copies: int) -> Signals:
-    """Boards [S * K, L] as [S, K, L]."""
+    """Reshape all signals from [S * K, L] to [S, K, L]."""
 
     def fold(board: Tensor) -> Tensor:
         return board.view(-1, copies, *board.shape[1:])
@@ -109,7 +109,7 @@ def _folded(signals: Signals, copies: int) -> Signals:
 
 
 def grown(branches: Branches, rows: int, length: int) -> Branches:
-    """These branches on larger boards; the rows that are new have none."""
+    """These branches in larger tensors; new rows have none."""
     tokens = branches.tokens.new_zeros(rows, branches.tokens.shape[1], length)
     empty = Branches(tokens.bool(), tokens, branches.count.new_zeros(rows))
     return Branches(**resized(asdict(branches), asdict(empty)))
@@ -118,7 +118,7 @@ def grown(branches: Branches, rows: int, length: int) -> Branches:
 def take_branch(
     boards: Boards, answer: Tensor, branches: Branches, chosen: Tensor, ruler: Tensor
 ) -> tuple[Boards, Tensor, Tensor]:
-    """The branch that goes on is written: boards, answer, and where it wrote (as reasons, int64 [S, L])."""
+    """Write the chosen branch: the state, the answer, and where it wrote (as reasons, int64 [S, L])."""
     at = chosen[:, None, None].expand(-1, 1, answer.shape[1])
     commit = branches.commit.gather(1, at).squeeze(1) & boards.masked & (branches.count > 0)[:, None]
     answer = torch.where(commit, branches.tokens.gather(1, at).squeeze(1), answer)

@@ -1,4 +1,4 @@
-"""What is refused of requests that ask for more than a plain decode: constraints, canvases, branches, a verifier."""
+"""Checks of requests that ask for more than a plain decode: constraints, canvases, branches, a verifier."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def check_branches(request: Request) -> None:
-    """Raise if this request's branches cannot be followed."""
+    """Raise if branches are not possible with this request's settings."""
     if request.decode.memory == "hidden":
         raise TacgError('`memory` must be fp32 or bf16 for a policy that looks ahead, got "hidden".')
 
 
 def check_constraint(request: Request) -> None:
-    """Raise if this answer cannot be held to its constraint."""
+    """Raise if a constraint is not possible with this request's settings."""
     if request.policy.needs.branches:
         raise TacgError(
             f"`{request.policy.name}` proposes several canvases at once, which cannot be held to a schema, regex or "
@@ -29,7 +29,7 @@ def check_constraint(request: Request) -> None:
 
 
 def check_canvas(request: Request, spec: ModelSpec) -> None:
-    """Raise if there is nothing to fill, or not as much as was said."""
+    """Raise if the canvas has no mask, or not `gen_length` positions."""
     canvas, length = request.canvas, request.decode.gen_length
     if len(canvas) != length or spec.mask_id not in canvas:
         raise TacgError(
@@ -39,7 +39,7 @@ def check_canvas(request: Request, spec: ModelSpec) -> None:
 
 
 def check_steps(request: Request, spec: ModelSpec, steps: int) -> None:
-    """Raise if there is not a step for every block that has masks."""
+    """Raise if there are fewer steps than blocks with masks."""
     holes = request.holes(spec.mask_id)
     blocks = sum(any(holes[start:stop]) for start, stop, _ in request.blocks(spec))
     if blocks > steps:
@@ -47,7 +47,7 @@ def check_steps(request: Request, spec: ModelSpec, steps: int) -> None:
 
 
 def check_shown(request: Request, model: Denoiser) -> None:
-    """Raise if the model does not show its hidden states or its attention, where that is asked for."""
+    """Raise if the request needs hidden states or attention that the model does not expose."""
     name = model.spec.name
     if request.decode.memory == "hidden" and not hasattr(model, "hidden"):
         raise TacgError(f'`memory` "hidden" needs a model that shows its hidden states, {name!r} does not: use fp32.')
@@ -59,7 +59,7 @@ def check_shown(request: Request, model: Denoiser) -> None:
 
 
 def check_verifier(request: Request, verifier: Denoiser | None) -> None:
-    """Raise if there is no verifier for this policy, or one with too little room."""
+    """Raise if the policy's verifier is missing, or too short for the request."""
     if verifier is None:
         raise TacgError(
             f"`{request.policy.name}` needs a verifier, an autoregressive model with the same tokenizer: "

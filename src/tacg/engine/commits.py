@@ -1,4 +1,4 @@
-"""From what a policy wants to what is written: never nothing, no more steps than there are, and revising ends."""
+"""From a decision to what is written. Every step writes something, step budgets are kept, and revising ends."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def resolve_commits(signals: Signals, decision: Decision) -> Tensor:
-    """What is written now and why, int64 [R, L] of `Reason`: 0 where nothing is.
+    """What is written now and why, int64 [R, L] of `Reason`; 0 where nothing is written.
 
-    Beyond what was decided, as much by rank as the step budget asks for: at least one in every row that has masks,
-    and in the last step all that is left.
+    Beyond the decision, positions are added by rank to meet the step budget: at least one in every row that has masks,
+    and in the last step everything that is left.
     """
     base = decision.base & signals.eligible
     taken = base if decision.extra is None else base | (decision.extra & signals.eligible)
     quota = _quota(signals, decision)
-    # Where several blocks are open, it is the active one that must get ahead.
+    # If several blocks are open, the active one must make progress.
     due = signals.eligible if signals.active is None else signals.active
     done = taken if signals.active is None else taken & due
     late = top(decision.rank, due & ~taken, quota - done.sum(dim=1))
@@ -35,8 +35,8 @@ def resolve_commits(signals: Signals, decision: Decision) -> Tensor:
         reason = reason.masked_fill(_revisable(signals, decision.edit), int(Reason.EDIT))
     if decision.remask is not None:
         remask = _revisable(signals, decision.remask)
-        # A row that would neither get ahead nor have a step for each mask keeps what it has, and so does one in its
-        # last step.
+        # Re-masking is dropped in the last step, and where a row would neither gain commits nor keep a step for each
+        # mask.
         gain = ((reason > 0) & signals.eligible).sum(dim=1) - remask.sum(dim=1)
         left = signals.steps - signals.step - 1
         ahead = (gain > 0) | (signals.eligible.sum(dim=1) - gain <= left)
@@ -50,13 +50,13 @@ def _quota(signals: Signals, decision: Decision) -> Tensor:
     if decision.quota is None and decision.branches is None:
         return signals.quota()
     wanted = signals.quota() if decision.quota is None else decision.quota.clamp(min=1)
-    if decision.branches is not None:  # the branch that goes on commits something in the next step
+    if decision.branches is not None:  # the chosen branch commits something in the next step
         wanted = wanted.masked_fill(decision.branches.count > 0, 0)
     last = signals.step + 1 >= signals.steps
     return torch.where(last, signals.eligible.shape[1], wanted)
 
 
 def _revisable(signals: Signals, where: Tensor) -> Tensor:
-    """Committed positions of open blocks, out of `where`."""
+    """The positions in `where` that are committed and in open blocks."""
     assert signals.masked is not None
     return where & signals.observed & ~signals.masked

@@ -1,4 +1,4 @@
-"""What the engine tells while it works. Every event is plain data; `row` is the number that `submit` gave."""
+"""Events that the engine emits while it works. They are plain data; `row` is the number returned by `submit`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Started:
     """A row joined the batch.
 
-    canvas  the answer as it begins: ids that are given, and the mask id wherever something is to be written
+    canvas  the answer at the start: given ids, and the mask id where something is to be written
     """
 
     row: int
@@ -29,7 +29,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a position that is still masked would say now, with the signals measured there."""
+    """What the model currently proposes at a position, with the signals measured there."""
 
     position: int
     token: int
@@ -42,9 +42,9 @@ class Step:
     """One denoising step of a row.
 
     canvas     the ids of the answer so far; positions still masked hold the mask id
-    committed  what this step wrote, lowest position first; also what it masked again (`Commit`)
+    committed  what this step wrote, lowest position first, including re-masked positions (`Commit`)
     proposals  every position observed in this step (committed ones too), as it was before the commit
-    settled    so many positions from the left will not change any more
+    settled    how many positions from the left are final
     forwards   how often the model has been called for this row so far
     """
 
@@ -70,7 +70,7 @@ Event = Started | Step | Finished
 
 
 def step_events(rows: Sequence[Row], result: StepResult, told: Mapping[int, bool]) -> list[Event]:
-    """One `Step` for each row that is named in `told`, with its proposals where that is true."""
+    """One `Step` for each row in `told`, with its proposals if the value is true."""
     chosen = [row for row in rows if row.number in told and row.slot not in result.failed]
     proposals = _proposals(result, [row.slot for row in chosen if told[row.number]])
     return [
@@ -84,7 +84,7 @@ def step_events(rows: Sequence[Row], result: StepResult, told: Mapping[int, bool
 
 
 def _proposals(result: StepResult, slots: Sequence[int]) -> dict[int, tuple[Proposal, ...]]:
-    """What was proposed in these slots, with everything measured there."""
+    """The proposals in these slots, with all their signals."""
     signals = result.signals
     shown = {**signals.measured, **result.decision.notes} if slots else {}
     boards = {name: board[slots].tolist() for name, board in shown.items()}

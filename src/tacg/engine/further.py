@@ -1,4 +1,4 @@
-"""What few policies ask for beyond the plain signals: random numbers, attention, a verifier. A plain step passes by.
+"""Signals that only some policies need: random numbers, attention, a verifier. Other policies skip them.
 
 Each is a function (batch, logits, scan, signals) -> signals; `Batch` keeps a list of those that its policy needs.
 """
@@ -32,14 +32,14 @@ Further = Callable[["Batch", Tensor, StepScan, Signals], Signals]
 
 
 def add_active(batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) -> Signals:
-    """Masks of the active block, where more than these are eligible."""
+    """Mark the masks of the active block, for policies where other blocks are eligible too."""
     assert batch.view is not None
     here = batch.boards.grid == batch.boards.block[:, None]
     return replace(signals, active=batch.view.eligible & here)
 
 
 def add_draws(batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) -> Signals:
-    """Noise, sampled tokens, and what was written checked again, as far as the policy needs them."""
+    """Add noise, sampled tokens and the recheck of written tokens, as far as the policy needs them."""
     needs, measured, more = batch.needs, dict(signals.measured), dict[str, Any]()
     if "noise" in needs:
         measured["noise"] = _uniform(batch, NOISE, 1).squeeze(2)
@@ -55,13 +55,13 @@ def add_draws(batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) ->
 
 
 def drawn_proposals(batch: Batch, logits: Tensor) -> Tensor:
-    """int64 [P]: tokens drawn at each row's temperature."""
+    """int64 [P]: tokens sampled at each row's temperature."""
     return sample(logits, _heat(batch), _at_places(batch, _uniform(batch, PROPOSAL, 1))).squeeze(1)
 
 
 def _uniform(batch: Batch, first: int, draws: int) -> Tensor:
     boards = batch.boards
-    count = boards.block * (1 << 32) + boards.step  # no row sees a count twice
+    count = boards.block * (1 << 32) + boards.step  # unique per row
     return uniform(boards.seed, count, batch.length, first, draws)
 
 
@@ -70,26 +70,26 @@ def _heat(batch: Batch) -> Tensor:
 
 
 def _at_places(batch: Batch, board: Tensor) -> Tensor:
-    """[S, L, …] -> [P, …], at the positions that logits belong to."""
+    """[S, L, …] -> [P, …]: the values at positions that have logits."""
     assert batch.view is not None
     flat = board.flatten(0, 1)
     return flat if batch.view.places is None else flat[batch.view.places]
 
 
 class Attended:
-    """How positions of the open blocks attend to each other: asked of the forward, then laid out as a board."""
+    """How positions of the open blocks attend to each other: requested from the forward, returned as a signal."""
 
     def __init__(self, share: float) -> None:
         self.share = share
-        self.maps: list[AttentionMap] = []  # of the live rows, by slot
+        self.maps: list[AttentionMap] = []  # of the active rows, by slot
 
     def asked_of(self, rows: Sequence[Row], spans: Spans) -> Spans:
-        """The spans, with what they shall show."""
+        """The spans, with a request for attention."""
         self.maps = [AttentionMap(*open_blocks(row), self.share) for row in rows]
         return Spans(replace(span, attention=each) for span, each in zip(spans, self.maps, strict=True))
 
     def __call__(self, batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) -> Signals:
-        """float [S, L, L]: what the rows' forwards have shown, 0 elsewhere."""
+        """float [S, L, L]: the attention of the rows' forwards, 0 elsewhere."""
         found = [each.mean() for each in self.maps]
         board = found[0].new_zeros(len(batch.rows), batch.length, batch.length)
         for row, each, mean in zip(batch.live(), self.maps, found, strict=True):
@@ -99,7 +99,7 @@ class Attended:
 
 
 class Verified:
-    """What the mixture with the verifier would write."""
+    """The tokens that the mixture with the verifier would write."""
 
     def __init__(self, verifier: Denoiser, mix: Mix, suppressed: Sequence[int], device: torch.device) -> None:
         self.verifier, self.mix = verifier, mix

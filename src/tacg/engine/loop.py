@@ -1,4 +1,4 @@
-"""The only loop: forward, scan, decide, commit, emit. It knows ids, not words."""
+"""The only decoding loop: forward, scan, decide, commit, emit. It handles ids, not text."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """Decodes rows in batches. Finished rows leave at once and waiting rows take their place.
+    """Decodes rows in batches. Finished rows leave at once, and waiting rows take their place.
 
-    max_rows  rows in the batch at most; the others wait their turn
+    max_rows  maximum number of rows in the batch; the others wait
     verifier  an autoregressive model with the same vocabulary, for policies whose drafts are verified (`apd`)
     """
 
@@ -62,24 +62,24 @@ class Engine:
         return row.number
 
     def cancel(self, row: int) -> None:
-        """End a row at the next step; it takes part in no further forward."""
+        """End a row at the next step; it takes part in no more forwards."""
         self._cancelled.add(row)
 
     @property
     def busy(self) -> bool:
-        """Whether any row is waiting or under way."""
+        """Whether any row is waiting or being decoded."""
         return bool(self._waiting) or any(batch.live() for batch in self._batches.values())
 
     @torch.no_grad()
     def step(self, *, detail: bool | Mapping[int, bool] = True) -> list[Event]:
-        """One denoising step of every row in the batch. Without `detail` only arrivals and results are told.
+        """One denoising step of every row in the batch. Without `detail`, only starts and results are reported.
 
-        detail  for every row alike; or, by row: True tells its steps, False its steps without the proposals
+        detail  one value for all rows; or by row: True reports its steps, False its steps without proposals
 
-        A row whose logits are unusable ends alone, with finish_reason "error"; the others do not notice.
+        A row whose logits are unusable ends alone, with finish_reason "error"; other rows are not affected.
 
-        If the model or a policy raises, what was done before is told by the next step. Rows that were half way are
-        gone, and their numbers are in `lost`; all others can go on. Whoever catches the error empties it.
+        If the model or a policy raises, the next step reports what was done before. Unfinished rows of that batch are
+        dropped and their numbers added to `lost`; all others can continue. The caller who catches the error clears it.
         """
         events, self._untold = self._untold, []
         try:
@@ -116,9 +116,9 @@ class Engine:
         self._drop_empty()
 
     def stream(self, requests: Iterable[Request], *, detail: bool = True) -> Iterator[Event]:
-        """Decode requests and yield events as they happen; leaving the loop early cancels what is left.
+        """Decode requests and yield events as they happen; leaving the loop early cancels the remaining rows.
 
-        A stream has the engine to itself: to mix requests as they come, use `submit`, `step` and `cancel`.
+        A stream needs an idle engine. To add requests as they arrive, use `submit`, `step` and `cancel`.
         """
         if self.busy:
             raise TacgError("This engine is busy with other rows; use submit() and step(), or another Engine.")
@@ -141,7 +141,7 @@ class Engine:
             self._untold, self.lost = [], set()
 
     def generate(self, requests: Iterable[Request]) -> list[Output]:
-        """Decode requests; outputs in the order of the requests. Raises if a row failed, once the others are done."""
+        """Decode requests; outputs are in the same order. Raises if a row failed, after the others are done."""
         events = self.stream(requests, detail=False)
         done = {event.row: event.output for event in events if isinstance(event, Finished)}
         outputs = [done[number] for number in sorted(done)]
@@ -157,12 +157,12 @@ class Engine:
             check_verifier(request, self.verifier)
 
     def _admit(self, events: list[Event]) -> None:
-        """Let waiting rows in as long as there is room."""
+        """Admit waiting rows while there is room."""
         room = self.max_rows - sum(len(batch.live()) for batch in self._batches.values())
         while self._waiting and room > 0:
             row, spec = self._waiting[0], self.model.spec
             started = Started(row.number, row.request.prompt, len(row.answer), tuple(row.answer))
-            if spec.mask_id not in row.answer:  # its constraint leaves no choice at all
+            if spec.mask_id not in row.answer:  # its constraint leaves no choice
                 self._waiting.popleft()
                 events += [started, Finished(row.number, row.output(spec.mask_id, spec.eos_ids))]
                 continue
@@ -196,8 +196,8 @@ class Engine:
         self._batches = {key: batch for key, batch in self._batches.items() if batch.live()}
 
     def _forward(self, batches: list[Batch]) -> list[tuple[Tensor, Hidden | None]]:
-        """Call the model once for all rows of all batches; logits only where they will be scanned. The only place
-        that calls the model, and so the only place that counts forwards."""
+        """Call the model once for all rows of all batches, with logits only where they are scanned. No other place
+        calls the model, so forwards are counted only here."""
         if not batches:
             return []
         inputs = [batch.forward_input() for batch in batches]
@@ -217,14 +217,14 @@ class Engine:
 
 
 def _end_to_end(inputs: list[ForwardInput]) -> ForwardInput:
-    """What several batches ask of the model, as one."""
+    """Join the forward inputs of several batches into one."""
     starts = itertools.accumulate((len(tokens) for tokens, _, _ in inputs), initial=0)
     select = torch.cat([where + start for start, (_, _, where) in zip(starts, inputs, strict=False)])
     return torch.cat([tokens for tokens, _, _ in inputs]), [span for _, spans, _ in inputs for span in spans], select
 
 
 def _told(rows: list[Row], detail: bool | Mapping[int, bool]) -> dict[int, bool]:
-    """The rows whose steps are told, each with whether its proposals are."""
+    """The rows whose steps are reported, each with whether its proposals are."""
     if detail is False:
         return {}
     numbers = [row.number for row in rows]

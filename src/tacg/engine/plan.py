@@ -1,4 +1,4 @@
-"""What a forward computes of each row, and where its tokens lie among those of all rows."""
+"""What a forward computes for each row, and where its tokens are in the packed input."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class Plan(NamedTuple):
-    """What a forward computes; it stays as it is while no row moves.
+    """What a forward computes. It stays valid until a row's span changes.
 
-    spans   of the rows, branches of a row one after another
+    spans   spans of all rows, with the branches of a row next to each other
     pack    int64 [N], their tokens as indices into the flat canvas
     offset  int64 [S, K, 1], where position 0 of the answer would be among these tokens, for each branch of a slot
-    shadow  int64 [S], how much further on the shadow of a position is; None: there are no shadows
-    inside  whether every position of every slot is among them
+    shadow  int64 [S], offset from a position to its shadow; None: there are no shadows
+    inside  whether every position of every slot is among the tokens
     """
 
     spans: Spans
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
         """Lay out the spans of all rows and branches end to end.
 
         prompt, length  of the canvas, which has one more column: a mask
-        copies          branches of a row at most
+        copies          maximum number of branches per row
         """
         size = prompt + length + 1
         spans, pack, total = Spans(), [], 0
@@ -55,7 +55,7 @@ class Plan(NamedTuple):
             span, start = span_of(row, spec, mode, needs), prompt - len(row.request.prompt)
             own = len(span) - (span.shadow[1] - span.shadow[0])
             columns = torch.cat([torch.arange(*part) for part in span.stretches()]) + start
-            columns = columns.where(columns < prompt + len(row.answer), size - 1)  # masks beyond its end
+            columns = columns.where(columns < prompt + len(row.answer), size - 1)  # masks beyond the row's end
             columns[own:] = size - 1
             for copy in range(copies):
                 if copy < row.branches:
@@ -65,26 +65,26 @@ class Plan(NamedTuple):
                 offset[row.slot, copy] = total - len(span) - span.start + len(row.request.prompt)
             shadow[row.slot] = own + span.start - span.shadow[0]
         shadowed = "recheck" in needs
-        # Free slots and short rows may ask for what is not there.
+        # Free slots and short rows may refer to tokens that are not there.
         inside = int((offset + shadow if shadowed else offset).max()) + length <= total
         table = torch.cat([offset.view(-1), shadow.view(-1), *pack]).to(device)  # one upload
         places, lags, tokens = torch.split(table, [offset.numel(), len(rows), total])
         return cls(spans, tokens, places.view(len(rows), copies, 1), lags if shadowed else None, inside)
 
     def charge(self, rows: Sequence[Row], spec: ModelSpec) -> None:
-        """This plan was computed: each branch is a forward of its row."""
+        """Count this plan's forwards and positions; each branch is a forward of its row."""
         spans = iter(self.spans)
         for row in rows:
             for _ in range(row.branches):
                 row.forwards += 1
                 row.positions += len(next(spans))
-            if spec.causal_block is not None:  # what is before this block is complete, and was computed just now
+            if spec.causal_block is not None:  # everything before this block is complete, and was just computed
                 edge = len(row.request.prompt) + row.blocks[row.block][0]
                 row.cached = edge // spec.causal_block * spec.causal_block
 
 
 def span_of(row: Row, spec: ModelSpec, mode: str, needs: Needs) -> Span:
-    """The part of the row that its next step computes."""
+    """The part of the row that the next step computes."""
     start, stop = open_blocks(row)
     first, length = row.block_step == 0, extent(row, spec)
     left, right, reach = window(mode, spec, start, stop, length, first=first, settled=row.cached)
@@ -94,7 +94,7 @@ def span_of(row: Row, spec: ModelSpec, mode: str, needs: Needs) -> Span:
 
 
 def span_key(row: Row, spec: ModelSpec, mode: str, needs: Needs) -> Hashable:
-    """What the row's next span depends on: as long as it stays, so does the plan."""
+    """What the row's next span depends on: while it is unchanged, the plan stays valid."""
     if mode != "none" or spec.causal_block is not None:
         return row.branches, row.reach, row.block, row.open, row.block_step == 0
     if needs.suffix is not None or "recheck" in needs:
@@ -103,12 +103,12 @@ def span_key(row: Row, spec: ModelSpec, mode: str, needs: Needs) -> Hashable:
 
 
 def open_blocks(row: Row) -> tuple[int, int]:
-    """Where the open blocks of the row begin and end, as positions of the canvas."""
+    """Where the row's open blocks begin and end on the canvas."""
     ahead = min(row.block + row.open, len(row.blocks)) - 1
     return len(row.request.prompt) + row.blocks[row.block][0], len(row.request.prompt) + row.blocks[ahead][1]
 
 
 def extent(row: Row, spec: ModelSpec) -> int:
-    """Prompt and answer; for block-causal models up to the end of the last block, which they know only whole."""
+    """Length of prompt and answer; for block-causal models, rounded up to the end of the last block."""
     length = len(row.request.prompt) + len(row.answer)
     return length if spec.causal_block is None else block_edge(length, spec.causal_block)

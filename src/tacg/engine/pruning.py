@@ -1,4 +1,4 @@
-"""Forwards that leave something out: what few policies ask for by `Decision.reach`, `Needs.suffix` or "recheck"."""
+"""Forwards that leave positions out, or add shadows: for `Decision.reach`, `Needs.suffix` and "recheck"."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def pruned(span: Span, blocks: tuple[int, int], row: Row, spec: ModelSpec, needs: Needs, length: int) -> Span:
-    """The span without what its policy leaves out, and with the shadows that it asks for.
+    """The span without the positions that the policy leaves out, and with the shadows that it needs.
 
-    blocks  where the open blocks begin and end, as positions of the canvas, which has `length` of them
+    blocks  where the open blocks begin and end on the canvas, which has `length` positions
     """
     right, reach, gap = span.stop, span.reach, (0, 0)
-    if row.reach is not None and spec.causal_block is None:  # a block-causal model knows only whole blocks
+    if row.reach is not None and spec.causal_block is None:  # a block-causal model needs whole blocks
         right, reach = (min(edge, len(row.request.prompt) + row.reach) for edge in (right, reach))
     elif needs.suffix is not None and spec.causal_block is None:
         gap = _suffix_gap(row, spec, blocks[1] + needs.suffix, length - 1)
@@ -33,7 +33,7 @@ def pruned(span: Span, blocks: tuple[int, int], row: Row, spec: ModelSpec, needs
 
 
 def _suffix_gap(row: Row, spec: ModelSpec, start: int, stop: int) -> tuple[int, int]:
-    """The masks from `start` to before `stop`, or to what is given there, as positions of the canvas."""
+    """The masks from `start` up to `stop` or to the first given token, as positions on the canvas."""
     prompt = len(row.request.prompt)
     given = (at for at in range(start, stop) if row.answer[at - prompt] != spec.mask_id)
     stop = next(given, stop)
@@ -41,7 +41,7 @@ def _suffix_gap(row: Row, spec: ModelSpec, start: int, stop: int) -> tuple[int, 
 
 
 def before_gap(boards: Boards, suffix: int) -> Tensor:
-    """bool [S, L]: open blocks, what is before them, and `suffix` positions behind them."""
+    """bool [S, L]: open blocks, everything before them, and `suffix` positions after them."""
     place = torch.arange(boards.grid.shape[1], device=boards.grid.device)
     until = (boards.block + boards.open)[:, None]
     edge = ((boards.grid < until) & (place < boards.length[:, None])).sum(dim=1, keepdim=True)

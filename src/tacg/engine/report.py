@@ -1,4 +1,4 @@
-"""What the host learns of a step: one tensor, packed on the device and read once."""
+"""What the host reads from a step: one tensor, packed on the device and copied once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Report(NamedTuple):
-    """All that the host reads of a step, in one tensor.
+    """Everything the host reads from a step, in one tensor.
 
     packed  int64 [S, 3 L + N]: reasons, tokens and confidences (the bits of a float32), then N scalars per row,
-            and, of rows with constraints, L more floats: the probability that was cut away
+            and for rows with constraints L more floats: the probability that was removed
     names   of the scalars: first_mask and first_eos (L: none), block, step, open, stay, branches, reach
     """
 
@@ -29,13 +29,13 @@ class Report(NamedTuple):
     def of(
         cls, reason: Tensor, token: Tensor, confidence: Tensor, scalars: Mapping[str, Tensor], cut: Tensor | None = None
     ) -> Report:
-        """Boards [S, L] and scalars [S], packed."""
+        """Pack tensors [S, L] and scalars [S]."""
         more = [] if cut is None else [_bits(cut)]
         columns = [each[:, None] for each in scalars.values()]
         return cls(torch.cat([reason, token, _bits(confidence), *columns, *more], dim=1), tuple(scalars))
 
     def read(self, length: int) -> HostReport:
-        """Ask the device for it."""
+        """Copy it to the host."""
         table, end = self.packed.cpu().numpy(), 3 * length + len(self.names)
         reason, token, sure = (table[:, at : at + length] for at in (0, length, 2 * length))
         sure, cut = (part.astype("int32").view("float32") for part in (sure, table[:, end:]))
@@ -46,7 +46,7 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """A report on the host: boards [S, L], scalars by row; `failed`: rows with unusable logits, and where first."""
+    """A report on the host: arrays [S, L], scalars by row; `failed`: rows with unusable logits, and where first."""
 
     reason: np.ndarray
     token: np.ndarray
@@ -61,7 +61,7 @@ class HostReport:
         return dict(zip(self.names, self.table[row], strict=True))
 
     def written(self) -> Iterator[tuple[int, int, int, int, float]]:
-        """(row, position, token, reason, confidence) of everything that was written."""
+        """(row, position, token, reason, confidence) of every written position."""
         at = self.reason.nonzero()
         facts = (*at, self.token[at], self.reason[at], self.sure[at])
         return zip(*(each.tolist() for each in facts), strict=True)

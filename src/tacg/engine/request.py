@@ -1,4 +1,4 @@
-"""What is asked of the engine: a prompt, a policy, and how far and in which blocks to decode."""
+"""A request to the engine: a prompt, a policy, and the length and blocks to decode."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Decode(Knobs):
-    """Settings of a decode that are not the policy's."""
+    """Settings of a decode that do not belong to the policy."""
 
     gen_length: int = knob(128, "positions to generate", low=1)
     block_length: int = knob(32, "positions of a block, decoded left to right (>= gen_length: no blocks)", low=1)
@@ -55,10 +55,10 @@ class Decode(Knobs):
             raise TacgError(f"`steps` must be at least the number of blocks, {blocks}, got {self.steps}.")
 
     def blocks(self, offset: int = 0, holes: Sequence[bool] | None = None) -> tuple[tuple[int, int, int], ...]:
-        """(start, stop, steps) of each block. Steps are shared out by masks, as evenly as whole numbers allow.
+        """(start, stop, steps) of each block. Steps are divided in proportion to masks, rounded to whole numbers.
 
-        offset  positions of the first block that the prompt takes (block-causal models, whose blocks lie on a grid)
-        holes   which positions are masks at first (None: all); a block without any takes no steps
+        offset  positions of the first block that the prompt occupies (block-causal models, whose blocks lie on a grid)
+        holes   positions that are masks at the start (None: all); a block without masks takes no steps
         """
         edges = [0, *range(self.block_length - offset, self.gen_length, self.block_length), self.gen_length]
         masks = [0, *accumulate(holes or [True] * self.gen_length)]
@@ -67,12 +67,12 @@ class Decode(Knobs):
         steps = [after - before for before, after in pairwise(spent)]
         filled = [masks[stop] > masks[start] for start, stop in pairwise(edges)]
         while min(own for own, some in zip(steps, filled, strict=True) if some) < 1 < max(steps):
-            steps[steps.index(max(steps))] -= 1  # a short block needs a step, too
+            steps[steps.index(max(steps))] -= 1  # a short block needs a step too
             steps[min((own, at) for at, (own, some) in enumerate(zip(steps, filled, strict=True)) if some)[1]] += 1
         return tuple((start, stop, each) for (start, stop), each in zip(pairwise(edges), steps, strict=True))
 
     def structure(self) -> Hashable:
-        """What rows must have in common to share a batch; lengths, steps, temperature and seed may differ."""
+        """What rows must share to be in one batch; lengths, steps, temperature and seed may differ."""
         return self.temperature > 0, self.early_stop, self.observe, self.cache, self.memory, self.scan, self.suppress
 
 
@@ -80,10 +80,10 @@ class Decode(Knobs):
 class Request:
     """One row to decode.
 
-    canvas  what follows the prompt: ids, and the mask id where a hole is to be filled. Empty: `gen_length` masks.
-            Ids that are given are never written
-    constraint  what the answer must look like (None: whatever the model writes); `state`: that in which it begins, if
-                not the first
+    canvas  what follows the prompt: ids, and the mask id at positions to fill. Empty: `gen_length` masks.
+            Given ids are never overwritten
+    constraint  what the answer must match (None: anything); `state`: the automaton's initial state, if it is not
+                the default
     """
 
     prompt: tuple[int, ...]
@@ -144,9 +144,9 @@ class Request:
 
 
 def resolve(policy: str | Policy, settings: dict[str, Any]) -> tuple[Policy, Decode]:
-    """A policy and decode settings from a spelling and plain keywords, whichever of the two each belongs to.
+    """A policy and decode settings from a policy's name and keywords, which may belong to either.
 
-    What is said wins over what a preset (`name:preset`) says, which wins over the defaults.
+    Keywords override the settings of a preset (`name:preset`), which override the defaults.
     """
     made, decode = get_policy(policy), Decode()
     if isinstance(policy, str) and ":" in policy:

@@ -1,4 +1,4 @@
-"""One request on its way, as the host sees it."""
+"""A request being decoded, as the host sees it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Row:
-    """One request on its way. `steps` counts decisions, `forwards` model calls, `positions` what these computed.
+    """A request being decoded. `steps` counts decisions, `forwards` model calls, `positions` what they computed.
 
     answer      the ids of the answer so far; the mask id where nothing is written yet
     blocks      (start, stop, steps) of each block
-    block       the active block, `block_step` the steps taken there, `open` how many blocks are open from it on
-    settled     positions of the answer that nothing will change any more
+    block       the active block; `block_step`: steps taken in it; `open`: blocks open from it on
+    settled     how many positions of the answer, from the left, are final
     reach       positions of the answer that the next forward computes; None: all
-    branches    canvases that are forwarded in the next step: 1, or as many as its policy has proposed
-    cache       the row's keys and values, if any are kept; up to `cached` they will never change
+    branches    canvases forwarded in the next step: 1, or as many as the policy has proposed
+    cache       the row's keys and values, if kept; those up to `cached` never change
     auxiliary   calls of the verifier, which computed `auxiliary_positions`; `draft_cache` holds its keys and values of
                 the draft, up to `drafted`
-    forced      positions that the constraint left no choice about; `cut` the probability that it took away elsewhere
+    forced      positions where the constraint left no choice; `cut`: the probability it removed elsewhere
     """
 
     number: int
@@ -54,10 +54,10 @@ class Row:
     cut: dict[int, float] = field(default_factory=dict)
 
     def move(self, told: dict[str, int], none: int, *, revises: bool) -> None:
-        """Where the row stands after a step, by the scalars of its report.
+        """Update the row after a step, from the scalars of its report.
 
-        none     what first_mask and first_eos are where there is none
-        revises  the policy may change what is committed in open blocks
+        none     the value of first_mask and first_eos if there is none
+        revises  whether the policy may change committed positions in open blocks
         """
         first_mask, length = told["first_mask"], len(self.answer)
         over = first_mask == none or told.get("first_eos", none) < first_mask
@@ -69,7 +69,7 @@ class Row:
         self.settled = min(first_mask, self.blocks[self.block][0]) if revises and not self.done else first_mask
 
     def output(self, mask_id: int, eos_ids: tuple[int, ...], finish_reason: str = "", error: str = "") -> Output:
-        """What came of it. Without a reason the answer itself gives it: eos or length."""
+        """The row's output. Without a finish reason, the answer decides: eos or length."""
         given = self.request.canvas
         ends = [p for p, token in enumerate(self.answer) if token in eos_ids and not (given and given[p] == token)]
         hole = self.answer.index(mask_id) if mask_id in self.answer else len(self.answer)

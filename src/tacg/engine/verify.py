@@ -1,4 +1,4 @@
-"""A draft is verified: an autoregressive model scores it in one forward, and its logits are mixed with the model's."""
+"""Verify a draft: an autoregressive model scores it in one forward, and its logits are mixed with the model's."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def verify(
     verifier: Denoiser, mix: Mix, rows: Sequence[Row | None], drafts: Tensor, prompt: int, length: int,
     places: Tensor, logits: Tensor, suppressed: Tensor, kept: Store | None,
 ) -> Tensor:  # fmt: skip
-    """int64 [P]: what the mixture would write at `places` if everything before them were written as drafted.
+    """int64 [P]: what the mixture would write at `places`, given the draft at all earlier positions.
 
-    drafts      int64 [S, M + L + 1], the canvas with the proposals in the place of masks; answers have `length`
-                positions behind `prompt` columns
+    drafts      int64 [S, M + L + 1], the canvas with proposals in place of masks; answers have `length` positions
+                after `prompt` columns
     places      int64 [P], as indices into [S * L]; `logits` float [P, V], the model's
-    suppressed  int64, ids of both that are never written
-    kept        where keys and values of what is settled are kept for the next step; None: nowhere
+    suppressed  int64, ids (known to both models) that are never written
+    kept        where keys and values of settled positions are kept for the next step; None: nowhere
 
-    The only place that calls the verifier, and so the only one that counts its forwards. What it computes moves on
-    with every step, so that on a device each costs an upload.
+    No other place calls the verifier, so its forwards are counted only here. Its input changes in every step, so on a
+    GPU each step costs an upload.
     """
     spans, pack, offset, total = list[Span](), list[Tensor](), torch.zeros(len(rows), dtype=torch.int64), 0
     for row in rows:
@@ -49,16 +49,16 @@ def verify(
     slot, shared = places // length, min(logits.shape[1], verifier.spec.vocab_size)
     select = (places - slot * length + offset.to(places.device)[slot]).clamp(0, total - 1)
     tokens = drafts.view(-1)[torch.cat(pack).to(drafts.device)]
-    tokens = tokens.clamp(max=verifier.spec.vocab_size - 1)  # ids that it lacks; none of them is ever its own choice
+    tokens = tokens.clamp(max=verifier.spec.vocab_size - 1)  # ids that it lacks; it never proposes them itself
     theirs = verifier(tokens, spans, select)[:, :shared]
     mixed = mix.weight * logits[:, :shared] + (1 - mix.weight) * theirs
     return mixed.index_fill_(1, suppressed, -torch.inf).argmax(dim=1)
 
 
 def _span(row: Row, spec: ModelSpec, kept: Store | None, rows: int) -> Span:
-    """The draft up to the end of the open blocks; a model that sees only what is before knows its beginning already.
+    """The draft up to the end of the open blocks; a causal verifier skips the part that is already cached.
 
-    What is settled by now was written as it had been drafted, so its keys and values are those of the last forward.
+    Settled positions were written as drafted, so their keys and values from the last forward are still valid.
     """
     stop = open_blocks(row)[1]
     if spec.causal_block is None or kept is None:

@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ahd(Wrapper):
-    """Decode the active block as the base policy does, and commit in later blocks what has stopped moving.
+    """Decode the active block as the base policy does, and commit positions of later blocks that are already stable.
 
-    That is: positions whose posterior p_t has Σ_τ w_τ KL(p_t || p_{t-τ}) below `max_drift`, over the last `window` - 1
-    steps with weights w_τ that fall by exp(-λ) from step to step and add up to 1. A position that was observed less
-    often is far from stable.
+    A position is stable if Σ_τ w_τ KL(p_t || p_{t-τ}) is below `max_drift`. The sum runs over the last `window` - 1
+    steps; the weights w_τ fall by exp(-λ) per step and add up to 1. A position observed less often is far from stable.
     """
 
     name: ClassVar[str] = "ahd"
@@ -35,7 +34,7 @@ class Ahd(Wrapper):
 
     @property
     def needs(self) -> Needs:
-        """The base policy's, and the drift in the whole answer."""
+        """The base policy's needs, and the drift over the whole answer."""
         return self.base.needs | Needs("drift", past=Past(self.window - 1, self.drift_lambda), scope="answer")
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
@@ -43,13 +42,13 @@ class Ahd(Wrapper):
         return {"base": self.base.start(rows, width, device)}
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """The base policy sees the active block alone; all blocks are open."""
+        """The base policy sees only the active block; all blocks are open."""
         assert signals.grid is not None
         assert signals.current is not None
         active = signals.eligible if signals.active is None else signals.active
         below, base_state = self.base.decide(replace(signals, eligible=active, active=None), state["base"])
         ahead = signals.eligible & ~active & (signals.drift < self.max_drift)
-        # In a step that commits elsewhere, the readiest of an active block that got nothing is no fallback.
+        # If only later blocks got something, the active block's readiest position is added here, not as a fallback.
         stuck = ahead.any(dim=1, keepdim=True) & ~(below.base & active).any(dim=1, keepdim=True)
         ready = below.base | ahead | (top(below.rank, active, 1) & stuck)
         blocks = signals.grid.amax(dim=1) + 1 - signals.current

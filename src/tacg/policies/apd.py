@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Apd(Policy):
-    """Commit from left to right as far as a small autoregressive model, mixed in, would write the same.
+    """Commit from left to right as long as the mixture with a small autoregressive model would write the same.
 
     The proposals of all masks are the draft. The verifier (`tacg.load(model, verifier=…)`) reads it in one forward, and
     the target is the argmax of weight · z + (1 - weight) · z_verifier. The longest run of masks from the left on which
-    draft and target agree is committed, the first mask always. The target is greedy at any temperature, as it is in the
-    authors' code. There are blocks here, which APD does not know: `block_length` bounds the draft as well.
+    draft and target agree is committed, and always at least the first mask. The target is greedy at any temperature, as
+    in the authors' code. APD itself has no blocks; here `block_length` also bounds the draft.
     """
 
     name: ClassVar[str] = "apd"
@@ -33,7 +33,7 @@ class Apd(Policy):
 
     @property
     def needs(self) -> Needs:
-        """The target."""
+        """The target, which the verifier provides."""
         return Needs(verifier=Mix(self.weight))
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Attention(Policy):
-    """Commit first what the rest of the block looks at most: its influence is the sum of its attention column.
+    """Commit first the positions that the rest of the block attends to most. Influence is the attention column's sum.
 
     A sure position is committed if its influence is above that of every unsure one, so that nothing is written before
-    a position on which it may depend. Where no position is unsure all are committed (the paper does not say). If none
-    passes, the most influential mask is committed, sure or not; the sequential form does nothing but that.
+    a position on which it may depend. If no position is unsure, all are committed (the paper does not say). If none
+    passes, the most influential mask is committed, sure or not; with `sequential`, that is the whole rule.
     """
 
     name: ClassVar[str] = "attention"
@@ -37,7 +37,7 @@ class Attention(Policy):
         return Needs(attention=self.layers)
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """Sure, and more influential than everything unsure."""
+        """Positions that are sure and more influential than every unsure one."""
         assert signals.attention is not None
         influence = signals.attention.sum(dim=1)
         sure = signals.eligible & (signals.confidence >= self.threshold)

@@ -1,4 +1,4 @@
-"""The default that we found: the entropy budget of EB-Sampler (Ben-Hamu et al., 2025), with the persistence of TACG
+"""Our own default: the entropy budget of EB-Sampler (Ben-Hamu et al., 2025), with the persistence of TACG
 (Wang et al., 2026) as a discount instead of a gate."""
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Auto(Policy):
-    """Commit the surest positions as long as their entropies add up to at most `bound`; who persists costs less.
+    """Commit the surest positions while their entropies add up to at most `bound`; persistent proposals cost less.
 
     A sum of entropies bounds how much positions can depend on each other. A proposal that stayed the same while others
-    were committed has shown that it depends on them less than its entropy says: each step that it persists takes off a
-    part of its cost, down to `least`.
+    were committed depends on them less than its entropy suggests. Each step without a change therefore reduces its
+    cost, down to the share `least`.
     """
 
     name: ClassVar[str] = "auto"
@@ -49,7 +49,7 @@ class Auto(Policy):
         return {"tokens": board, "streak": board}
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """The longest prefix of the row, sorted by cost, whose bound holds."""
+        """The longest prefix of the row, sorted by cost, that stays within the bound."""
         streak = persistence(signals, state["tokens"], state["streak"])
         share = (self.discount ** (streak - 1).float()).clamp(min=self.least)
         cost = signals.entropy * share

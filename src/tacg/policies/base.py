@@ -17,8 +17,8 @@ from tacg.types import Decision, Needs, Signals
 if TYPE_CHECKING:
     from torch import Tensor
 
-TOP_P = 0.95  # with which Dream is run
-DEFAULT_BASE = "confidence"  # what a wrapper wraps unless told otherwise
+TOP_P = 0.95  # as Dream is usually run
+DEFAULT_BASE = "confidence"  # the policy that a wrapper wraps by default
 
 State = dict[str, Any]  # tensors whose first axis is the row; may nest
 
@@ -27,13 +27,13 @@ State = dict[str, Any]  # tensors whose first axis is the row; may nest
 class Policy(Knobs):
     """Decides when proposals are committed. Subclasses are frozen dataclasses; one file per published decoder.
 
-    name      what users type; the register sets it where a class does not
-    frontier  its main knob and the values, the default among them, over which it is shown from fast to careful. A
-              wrapper that says nothing moves the main knob of what it wraps
+    name      what users type; set by the registry if the class does not set it
+    frontier  its main knob and the values to plot, from fast to careful, including the default. A wrapper
+              without one uses the main knob of the policy it wraps
     needs     signals beyond token and confidence that `decide` reads
-    revises   whether it re-masks or edits what is committed
+    revises   whether it re-masks or edits committed positions
 
-    Progress is the engine's business: a policy may accept nothing, and the engine then commits by `Decision.rank`.
+    The engine guarantees progress: if a policy accepts nothing, the engine commits by `Decision.rank`.
     """
 
     name: ClassVar[str] = ""
@@ -41,18 +41,18 @@ class Policy(Knobs):
 
     @property
     def revises(self) -> bool:
-        """Whether it may re-mask or edit what is committed: text of an open block is not final then."""
+        """Whether it may re-mask or edit committed positions; then the text of an open block is not final."""
         return False
 
     @property
     def needs(self) -> Needs:
-        """Nothing beyond token and confidence, unless a policy says otherwise."""
+        """Nothing beyond token and confidence by default."""
         return Needs()
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
         """State for `rows` rows of `width` positions, tensors [rows, width, …].
 
-        There is nothing to reset later: where `signals.first` is true a trajectory begins, whatever the state holds.
+        It need not be reset: where `signals.first` is true, a trajectory begins and the old state is ignored.
         """
         return {}
 
@@ -61,9 +61,9 @@ class Policy(Knobs):
         raise NotImplementedError(f"`{type(self).__name__}` must define decide(signals, state).")
 
     def choose(self, branches: Signals, state: State) -> Tensor:
-        """Which of the branches that were proposed in the last step goes on, int64 [R].
+        """Which of the branches proposed in the last step is kept, int64 [R].
 
-        branches  signals of the alternatives, boards [R, K, L]: a policy that proposes branches must define this
+        branches  signals of the alternatives, [R, K, L] each; a policy that proposes branches must define this
         """
         raise NotImplementedError(f"`{type(self).__name__}` proposes branches: it must define choose(branches, state).")
 
@@ -83,7 +83,7 @@ class Wrapper(Policy):
 
     @property
     def revises(self) -> bool:
-        """As the base policy."""
+        """Like the base policy."""
         return self.base.revises
 
     def choose(self, branches: Signals, state: State) -> Tensor:
@@ -92,7 +92,7 @@ class Wrapper(Policy):
 
     @property
     def label(self) -> str:
-        """As any policy's, with the base spelled out unless it is the default one."""
+        """Like any policy's label, with the base policy's name unless it is the default."""
         plain = super().label
         _, bracket, knobs = plain.partition("(")
         name = self.name if self.base.name == DEFAULT_BASE else f"{self.name}+{self.base.name}"
@@ -106,19 +106,19 @@ def fresh(signals: Signals, values: Tensor, neutral: float) -> Tensor:
 
 
 def dreams_pick(signals: Signals) -> Tensor:
-    """float [R, W]: who goes first in Dream's code if nobody is ready, as it is run: at temperature 0.2 and top-p 0.95.
+    """float [R, W]: the ranking by which Dream's code picks a position if none is ready (temperature 0.2, top-p 0.95).
 
-    It draws a token for each mask and takes the mask whose token is most probable. Where the top token holds more than
-    0.95 nothing else can be drawn, and its probability is 1: of these the first mask goes. If there are none the draw
-    decides, most often for the surest mask, which goes here.
+    It draws a token for each mask and takes the mask whose token is most probable. If the top token has more than
+    0.95, no other can be drawn and its probability becomes 1; the first such mask is taken. Otherwise the draw decides,
+    most often for the surest mask. Here the surest mask is always taken.
     """
     return torch.where(signals.sharp > TOP_P, 2.0, signals.sharp)
 
 
 def opened_next(signals: Signals, ready: Tensor, share: float | Tensor) -> Tensor:
-    """int64 [R]: blocks that are open in the next step, one more than now if a `share` of the last one is written.
+    """int64 [R]: blocks open in the next step: one more than now if at least `share` of the last one is written.
 
-    ready  bool [R, L]  what is committed in this step
+    ready  bool [R, L]  positions committed in this step
     """
     assert signals.masked is not None
     assert signals.grid is not None

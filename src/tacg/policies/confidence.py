@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Confidence(Policy):
     """Commit every proposal that is sure enough.
 
-    With a `factor` f the bar moves with the crowd: the n-th surest position is committed if (n + 1)(1 - c_n) <= f,
-    so one position may be less sure than ten. The surest always passes.
+    With a `factor` f, the bar depends on the number of commits: the n-th surest position is committed if
+    (n + 1)(1 - c_n) <= f, so a single position may be less sure than ten. The surest always passes.
     """
 
     name: ClassVar[str] = "confidence"
@@ -45,7 +45,7 @@ class Confidence(Policy):
 
     @staticmethod
     def _prefix(sure: Tensor, eligible: Tensor, factor: float | Tensor) -> Tensor:
-        """(n + 1)(1 - c_n) never falls along the sorted row, so the accepted prefix is wherever it is small enough."""
+        """(n + 1)(1 - c_n) never falls along the sorted row, so the positions that pass form a prefix."""
         ordered, order = sure.masked_fill(~eligible, -1.0).sort(dim=1, descending=True, stable=True)
         n = torch.arange(1, sure.shape[1] + 1, device=sure.device)
         passes = ((n + 1) * (1 - ordered) <= factor) | (n == 1)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CreditDecoding(Policy):
-    """A threshold over logits that remember: tokens that keep coming out on top earn credit, which is added to them.
+    """A threshold on logits with memory: tokens that keep ranking first earn credit, which is added to their logits.
 
     Unlike a gate this changes *which* token is proposed: weight · log(1 + credit) is added before anything is read.
     """
@@ -35,5 +35,5 @@ class CreditDecoding(Policy):
         return Needs(credit=Credit(self.weight, self.decay, self.power))
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """What is sure enough."""
+        """Commit positions whose confidence reaches the threshold."""
         return Decision((signals.confidence >= self.threshold) & signals.eligible, rank=signals.confidence), state

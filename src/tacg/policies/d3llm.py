@@ -18,8 +18,8 @@ class D3llm(Policy):
     """Commit by an entropy threshold in several blocks at once; the next block opens early.
 
     Another block opens once a share `add` of the last open one is written. The surest position of all always passes,
-    and so does the surest of the active block if that would get nothing. The decoder only: d3LLM's distilled weights
-    are what its headline figures need.
+    and so does the surest of the active block if that would otherwise get nothing. This is only the decoder: d3LLM's
+    headline figures need its distilled weights.
     """
 
     name: ClassVar[str] = "d3llm"
@@ -38,7 +38,7 @@ class D3llm(Policy):
         return Needs("entropy", scope="open")
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """Threshold, progress in the active block, then whether another block opens."""
+        """Apply the threshold, ensure progress in the active block, then decide whether another block opens."""
         rank = -signals.entropy
         active = signals.eligible if signals.active is None else signals.active
         ready = signals.eligible & (signals.entropy <= self.threshold) | top(rank, signals.eligible, 1)

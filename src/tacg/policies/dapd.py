@@ -22,12 +22,12 @@ ROUNDS = 16
 
 @dataclass(frozen=True)
 class Dapd(Policy):
-    """Commit positions together that do not look at each other: an independent set of the graph that attention draws.
+    """Commit positions together that do not attend to each other: an independent set of the attention graph.
 
-    Masks i and j are joined if (a_ij + a_ji) / 2 is above `edge`. The set is the greedy one, by (Σ_j s_ij) · c_i. When
-    less than half of the block is masked, whatever is surer than `sure` is committed as well.
+    Masks i and j are joined if (a_ij + a_ji) / 2 is above `edge`. The set is built greedily by (Σ_j s_ij) · c_i. When
+    less than half of the block is masked, positions above the confidence `sure` are committed as well.
 
-    The authors' `edge` depends on the step, in a way that we could not read anywhere; ours is one number.
+    The authors' `edge` depends on the step, but we found no description of how; ours is one number.
     """
 
     name: ClassVar[str] = "dapd"
@@ -39,11 +39,11 @@ class Dapd(Policy):
 
     @property
     def needs(self) -> Needs:
-        """Attention within the block, of late layers."""
+        """Attention of the late layers within the block."""
         return Needs(attention=self.layers)
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """The independent set, and towards the end what is sure."""
+        """The independent set, and in the second half of the block also positions that are sure."""
         assert signals.attention is not None
         assert signals.grid is not None
         assert signals.current is not None
@@ -52,7 +52,7 @@ class Dapd(Policy):
         pairs = pairs & ~torch.eye(pairs.shape[1], dtype=torch.bool, device=pairs.device)
         mutual = (signals.attention + signals.attention.mT) / 2 * pairs
         rank = mutual.sum(dim=2) * signals.confidence
-        joined = (mutual.flatten(1) > self.edge).view_as(mutual)  # flat, as a knob per row is [R, 1]
+        joined = (mutual.flatten(1) > self.edge).view_as(mutual)  # flattened, because a per-row knob is [R, 1]
         ready = independent_set(joined, rank, signals.eligible)
 
         place = torch.arange(rank.shape[1], device=rank.device)
@@ -63,17 +63,17 @@ class Dapd(Policy):
 
 
 def independent_set(joined: Tensor, rank: Tensor, among: Tensor) -> Tensor:
-    """The greedy independent set by falling rank, bool [R, L]; equal ranks go by position.
+    """The greedy independent set by decreasing rank, bool [R, L]; ties go to the lowest position.
 
     joined bool [R, L, L], symmetric; rank float [R, L]; among bool [R, L].
 
-    One after another would be L rounds. Here each round takes every position that outranks all its neighbours that are
-    left, which gives the same set. A round settles two positions at least or ends, so that ROUNDS of them are enough
-    for 2 · ROUNDS positions. In larger blocks a long chain of neighbours may need more; its tail waits for the next
-    step.
+    Taking positions one by one would need L rounds. Here each round takes every position that outranks all its
+    remaining neighbours, which gives the same set. A round settles at least two positions or is the last, so ROUNDS of
+    them suffice for 2 · ROUNDS positions. In larger blocks a long chain of neighbours may need more; the rest of it
+    waits for the next step.
     """
     order = rank.masked_fill(~among, -torch.inf).argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-    first = order.shape[1] - order  # 1 for the last, never 0
+    first = order.shape[1] - order  # 1 for the last position, never 0
     taken, left = torch.zeros_like(among), among
     for _ in range(min(ROUNDS, (among.shape[1] + 1) // 2)):
         rival = (first * left)[:, None, :].masked_fill(~joined, 0).amax(dim=2)

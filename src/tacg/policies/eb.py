@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EntropyBound(Policy):
-    """Commit the surest positions as long as their entropies, but for the largest, add up to at most `bound`.
+    """Commit the surest positions as long as their entropies, except the largest, add up to at most `bound`.
 
     That sum bounds how much the positions can depend on each other. The surest always passes.
     """
@@ -36,14 +36,14 @@ class EntropyBound(Policy):
         return Needs("entropy")
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """The longest prefix of the row, sorted by entropy, whose bound holds."""
+        """The longest prefix of the row, sorted by entropy, that stays within the bound."""
         ready = within_budget(signals.entropy, signals.eligible, self.bound)
         return Decision(ready, rank=-signals.entropy), state
 
 
 def within_budget(cost: Tensor, eligible: Tensor, bound: Tensor | float) -> Tensor:
-    """bool [R, L]: the cheapest of each row as long as the costs of all but the last add up to at most `bound`."""
+    """bool [R, L]: the cheapest positions of each row, as long as all costs but the last sum to at most `bound`."""
     cost, order = cost.masked_fill(~eligible, torch.inf).sort(dim=1, stable=True)
-    others = cost.cumsum(dim=1) - cost  # the dearest so far is the last
+    others = cost.cumsum(dim=1) - cost  # the most expensive so far is the last
     passes = (others <= bound) & cost.isfinite()
     return torch.zeros_like(eligible).scatter(1, order, passes)

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EntropyThreshold(Policy):
-    """Commit every proposal whose posterior has little entropy.
+    """Commit every proposal whose posterior has low entropy.
 
-    The rule only: dParallel's distilled weights are what its headline figures need.
+    This is only the rule: dParallel's headline figures need its distilled weights.
     """
 
     name: ClassVar[str] = "entropy"
@@ -33,5 +33,5 @@ class EntropyThreshold(Policy):
         return Needs("entropy")
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """Threshold; the surest are those with the least entropy."""
+        """Apply the threshold; lower entropy ranks first."""
         return Decision((signals.entropy <= self.threshold) & signals.eligible, rank=-signals.entropy), state

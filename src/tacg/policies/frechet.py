@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Frechet(Policy):
     """Commit as many of the surest positions as can all be right at once, however they depend on each other.
 
-    Σ_{j≤n} c_j - (n - 1) is the least probability (Fréchet's bound) that the n surest are all right; the n-th is
-    committed if that, less its own doubt 1 - c_n, is above `delta`. The surest always passes.
+    Σ_{j≤n} c_j - (n - 1) is a lower bound (Fréchet's) on the probability that the n surest are all right. The n-th is
+    committed if this bound minus its own doubt 1 - c_n is above `delta`. The surest always passes.
     """
 
     name: ClassVar[str] = "frechet"
@@ -29,7 +29,7 @@ class Frechet(Policy):
     delta: float = knob(0.25, "what the bound must exceed", symbol="δ", low=-1, high=1, per_row=True)
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """The bound never rises along the sorted row, so the accepted prefix is wherever it is large enough."""
+        """The bound never rises along the sorted row, so the positions that pass form a prefix."""
         sure, order = signals.confidence.masked_fill(~signals.eligible, -1.0).sort(dim=1, descending=True, stable=True)
         n = torch.arange(1, sure.shape[1] + 1, device=sure.device)
         bound = sure.cumsum(dim=1) - (n - 1) - (1.0 - sure)

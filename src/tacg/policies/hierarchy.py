@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hierarchy(Policy):
-    """Commit the surest position of every run of masks, so that what is left falls apart into ever shorter runs.
+    """Commit the surest position of every run of masks, which splits the remaining masks into ever shorter runs.
 
-    It must be above `low`; positions above `threshold` are committed wherever they are. With `remask`, committed tokens
-    whose position is less sure than that are open again: they are written anew or re-masked, and at least one mask
-    more is written than is re-masked.
+    It must be above `low`; positions above `threshold` are committed everywhere. With `remask`, committed tokens whose
+    confidence falls below that value are reconsidered: they are rewritten or re-masked. At least one more mask is
+    written than is re-masked.
     """
 
     name: ClassVar[str] = "hierarchy"
@@ -39,16 +39,16 @@ class Hierarchy(Policy):
 
     @property
     def revises(self) -> bool:
-        """With `remask`."""
+        """Only with `remask`."""
         return self.remask is not None
 
     @property
     def needs(self) -> Needs:
-        """Committed positions, too, if these may be open again."""
+        """Committed positions as well, if they may be re-masked."""
         return Needs(committed=self.revises)
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """The surest of each run, and what is sure anyway."""
+        """The surest position of each run, and every position above the threshold."""
         sure = signals.confidence
         if self.remask is None:
             return Decision(self._chosen(sure, signals.eligible), rank=sure), state
@@ -56,7 +56,7 @@ class Hierarchy(Policy):
         doubted = signals.observed & ~signals.masked & (sure < self.remask)
         pool = signals.eligible | doubted
         chosen = self._chosen(sure, pool)
-        doubts = doubted.sum(dim=1)  # so many may become masks: one more is written
+        doubts = doubted.sum(dim=1)  # up to this many may be re-masked, so one more is written
         chosen = chosen | top(sure, pool & ~chosen, (doubts + 1 - chosen.sum(dim=1)) * (doubts > 0))
         edit = chosen & doubted & (signals.token != signals.written)
         return Decision(chosen & signals.eligible, rank=sure, edit=edit, remask=doubted & ~chosen), state
@@ -66,11 +66,11 @@ class Hierarchy(Policy):
 
 
 def _best_of_runs(score: Tensor, among: Tensor) -> Tensor:
-    """The best position of each maximal run of `among`, bool [R, L]; the lowest one among equals."""
+    """The best position of each maximal run of `among`, bool [R, L]; ties go to the lowest position."""
     size = score.shape[1]
     place = torch.arange(size, device=score.device)
     starts = among & (~among.roll(1, dims=1) | (place == 0))
-    run = (starts.cumsum(dim=1) - 1).clamp(min=0)  # what is between two runs counts as the one before, without a score
+    run = (starts.cumsum(dim=1) - 1).clamp(min=0)  # gaps count as part of the run before, with score -inf
     score = torch.where(among, score, -torch.inf)
     best = torch.full_like(score, -torch.inf).scatter_reduce(1, run, score, "amax").gather(1, run)
     equals = torch.where(among & (score == best), place, size)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class JointThreshold(Policy):
-    """Commit above one threshold, and replace committed tokens of the block by what is above another.
+    """Commit masks above one threshold, and replace committed tokens of the block above another.
 
-    A full block is read again until nothing in it changes, `post_edit_steps` times at most and as long as its
-    steps last. For models that are trained to edit. The authors' penalty on repeating the left neighbour, which is off
-    by default, works on logits and is left out.
+    A full block is read again until nothing in it changes, at most `post_edit_steps` times and within the block's
+    steps. For models that are trained to edit. The authors' penalty on repeating the left neighbour is left out: it is
+    off by default and works on logits.
     """
 
     name: ClassVar[str] = "joint"
@@ -41,15 +41,15 @@ class JointThreshold(Policy):
 
     @property
     def needs(self) -> Needs:
-        """Committed positions, too."""
+        """Committed positions as well."""
         return Needs(committed=True)
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
-        """full: int64 [rows], steps taken since the block is full."""
+        """full: int64 [rows], steps taken since the block was full."""
         return {"full": torch.zeros(rows, dtype=torch.int64, device=device)}
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """Masks to tokens, tokens to tokens, and whether to look again."""
+        """Fill masks, edit tokens, and decide whether to read the block again."""
         assert signals.masked is not None
         sure = signals.confidence
         ready = signals.eligible & (sure > self.threshold)

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Klass(Policy):
-    """Commit what is sure and has stopped moving: the last `history` divergences from step to step are all small.
+    """Commit positions that are sure and stable: the last `history` divergences from step to step are all small.
 
-    A first observation diverges from nothing at all, which counts as about 27.6 nats minus the entropy: stable only
-    under a `kl_threshold` meant to switch the test off. The first `history - 1` steps of a block accept nothing.
+    A first observation has no predecessor. Its divergence counts as about 27.6 nats minus the entropy, which is stable
+    only if `kl_threshold` is so large that the test is off. Nothing is accepted in a block's first `history - 1` steps.
     """
 
     name: ClassVar[str] = "klass"
@@ -36,7 +36,7 @@ class Klass(Policy):
 
     @property
     def needs(self) -> Needs:
-        """The divergence from the previous step, and what the pick goes by."""
+        """The divergence from the previous step, and the signal that the fallback ranks by."""
         return Needs("kl", "others" if self.pick == "surest" else "sharp")
 
     def start(self, rows: int, width: int, device: torch.device) -> State:

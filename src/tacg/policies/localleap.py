@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalLeap(Policy):
-    """Commit every anchor, and around anchors whatever passes a lower bar: what is near a sure token is settled, too.
+    """Commit every anchor, and near anchors everything above a lower threshold: tokens near a sure one are settled too.
 
-    Anchors are looked for wherever masks are observed: with observe="sequence" also beyond the edge of the block.
+    Anchors are found wherever masks are observed; with observe="sequence" also beyond the edge of the block.
     """
 
     name: ClassVar[str] = "localleap"
@@ -32,7 +32,7 @@ class LocalLeap(Policy):
     radius: int = knob(4, "positions to either side that count as near", symbol="W", low=0, per_row=True)
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """Anchors, and their neighbours above the lower bar."""
+        """Anchors, and their neighbours above the lower threshold."""
         sure = signals.confidence
         anchors = signals.observed & (sure >= self.threshold)
         near = _distance(anchors) <= self.radius
@@ -41,7 +41,7 @@ class LocalLeap(Policy):
 
 
 def _distance(to: Tensor) -> Tensor:
-    """int64 [R, L]: positions from each one to the nearest in `to`, bool [R, L]; far beyond L where there is none."""
+    """int64 [R, L]: distance from each position to the nearest in `to`, bool [R, L]; far above L if there is none."""
     far = 1 << 40
     place = torch.arange(to.shape[1], device=to.device)
     before = torch.where(to, place, -far).cummax(dim=1).values

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lookum(Policy):
-    """Try several ways to go on, look one forward ahead, keep the one that leaves the model least uncertain.
+    """Try several continuations, look one forward ahead, and keep the one that leaves the model least uncertain.
 
-    Paths write `k` positions each. The first one is greedy; the others sample tokens, and positions by confidence with
-    noise. Every path costs a forward; the winner's logits serve the next step. Positions surer than `bypass` are
-    committed at once, without looking ahead. The paper samples a path by importance; here the best one wins.
+    Each path writes `k` positions. The first is greedy; the others sample tokens, and choose positions by confidence
+    with noise. Every path costs a forward; the winner's logits are used in the next step. Positions surer than `bypass`
+    are committed at once, without lookahead. The paper samples a path by importance; here the best one wins.
     """
 
     name: ClassVar[str] = "lookum"
@@ -36,11 +36,11 @@ class Lookum(Policy):
 
     @property
     def needs(self) -> Needs:
-        """The entropy of every mask, samples, branches."""
+        """The entropy of every mask, samples and branches."""
         return Needs("entropy", scope="answer", samples=self.paths - 1, branches=self.paths)
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """Commit what is sure, else propose paths."""
+        """Commit what is sure, otherwise propose paths."""
         assert signals.samples is not None
         assert signals.draws is not None
         sure = signals.confidence
@@ -56,6 +56,6 @@ class Lookum(Policy):
         return Decision(ready, rank=sure, branches=branches), state
 
     def choose(self, branches: Signals, state: State) -> torch.Tensor:
-        """The path after which the masks that are left have the least entropy on average."""
+        """The path whose remaining masks have the lowest mean entropy."""
         left = branches.observed.sum(dim=2)
         return (branches.entropy.sum(dim=2) / left.clamp(min=1)).argmin(dim=1)

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Lopa(Policy):
-    """Commit above a threshold, then look one forward ahead from there, and from there with one more position written.
+    """Commit above a threshold, then look one forward ahead with several continuations that each write one more token.
 
-    The i-th of `branches` writes the i-th surest position that is left. The one after which the rest is surest goes on:
-    what it wrote stays, and its logits serve the next step. The anchor, which writes nothing more, competes as well. So
-    a step costs `branches` + 1 forwards. With `add` several blocks are open at once, as in D2F, the authors' host.
+    The i-th of `branches` writes the i-th surest remaining position. The branch whose remaining masks are surest is
+    kept: its token stays, and its logits are used in the next step. The anchor, which writes nothing more, competes
+    too, so a step costs `branches` + 1 forwards. With `add`, several blocks are open at once, as in D2F (the authors'
+    host).
     """
 
     name: ClassVar[str] = "lopa"
@@ -39,22 +40,22 @@ class Lopa(Policy):
 
     @property
     def needs(self) -> Needs:
-        """Branches of the open blocks, and the entropy if that is what ranks."""
+        """Branches of the open blocks, and the entropy if positions are ranked by it."""
         names = ("entropy",) if self.sure_by == "entropy" else ()
         return Needs(*names, scope="open", branches=self.branches + 1)
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
-        """Of the branches that were proposed: bool [rows, width] what the anchor commits, and the masks by which
-        branches are judged; int64 [rows] how many there are."""
+        """About the proposed branches: anchor, bool [rows, width], what the anchor commits; judged, bool [rows, width],
+        the masks by which branches are judged; count, int64 [rows]."""
         board = torch.zeros(rows, width, dtype=torch.bool, device=device)
         return {"anchor": board, "judged": board, "count": torch.zeros(rows, dtype=torch.int64, device=device)}
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """Commit what is sure, else the surest; then branch."""
+        """Commit what is sure, otherwise the surest; then propose branches."""
         rank = self._rank(signals)
         active = signals.eligible if signals.active is None else signals.active
         ready = signals.eligible & (signals.confidence > self.threshold)
-        # The engine leaves rows with branches alone, so to keep pace is up to us.
+        # The engine applies no quota to rows with branches, so the policy keeps pace itself.
         ready = ready | top(rank, active & ~ready, signals.quota() - (ready & active).sum(dim=1))
         judged = rest = signals.eligible & ~ready
         opened = None
@@ -73,13 +74,13 @@ class Lopa(Policy):
         return decision, {"anchor": ready, "judged": judged, "count": count}
 
     def choose(self, branches: Signals, state: State) -> Tensor:
-        """The branch whose masks are surest on average; one that has none left is surer than any other."""
+        """The branch whose masks are surest on average; a branch without masks beats all others."""
         left = branches.observed & state["judged"][:, None]
         size = left.sum(dim=2)
         score = torch.where(size > 0, (self._rank(branches) * left).sum(dim=2) / size.clamp(min=1), 1.0)
         number = torch.arange(score.shape[1], device=score.device)
         score = score.masked_fill(number >= state["count"][:, None], -torch.inf)
-        # Under a gate that holds back all that was ready the anchor has not moved, and would not get ahead.
+        # If a gate held back everything that was ready, the anchor has not moved and would make no progress.
         stuck = (branches.observed[:, 0] | ~state["anchor"]).all(dim=1, keepdim=True)
         return score.masked_fill(stuck & (number == 0), -torch.inf).argmax(dim=1)
 

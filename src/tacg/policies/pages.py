@@ -1,7 +1,7 @@
-"""A page for each decoder, made of what is said once: docstrings, knobs and needs in the code, the rest in `about/`.
+"""A page for each decoder. Docstrings, knobs and needs come from the code, the rest from `about/`.
 
-`about/NAME.md` holds what code cannot tell, under three headings: the rule in mathematics, what its authors published,
-and when to use it. Its first lines (between `+++`) are the line of the table that the README shows.
+`about/NAME.md` has three headings: the rule in mathematics, what its authors published, and when to use it. Its first
+lines (between `+++`) are the entry in the README's table.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from tacg.records.rows import ResultRow
 
 HEADINGS = ("Rule", "Published", "When to use it")
-TABLE = ("<!-- policies: make decoder-pages -->", "<!-- end of policies -->")  # where the README's table stands
-# What a need means; one that is not here is told by its name.
+TABLE = ("<!-- policies: make decoder-pages -->", "<!-- end of policies -->")  # marks around the README's table
+# What each need means; others are shown by name.
 MEANINGS = {
     "names": "Signals",
     "contrast": "A reference of past logits",
@@ -41,7 +41,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class About:
-    """What `about/NAME.md` says. `commits` and `origin` are the README's columns."""
+    """The content of `about/NAME.md`. `commits` and `origin` are columns of the README's table."""
 
     commits: str
     origin: str
@@ -49,7 +49,7 @@ class About:
 
 
 def about(name: str) -> About:
-    """What is written about a policy beside its code."""
+    """Read `about/NAME.md` of a policy."""
     file = resources.files("tacg.policies").joinpath("about", f"{name}.md")
     if not file.is_file():
         raise TacgError(f"The policy {name!r} has no page: write src/tacg/policies/about/{name}.md.")
@@ -65,7 +65,7 @@ def about(name: str) -> About:
 
 
 def pages(agreement: Sequence[ResultRow] = (), arena: Sequence[ResultRow] = ()) -> dict[str, str]:
-    """Every page by its file's name, the index included.
+    """Every page by file name, including the index.
 
     agreement  rows of `tacg bench agreement`
     arena      rows of decodes: `policy`, `task`, `n`, `accuracy`, `steps`, `tpf`
@@ -88,7 +88,7 @@ def page(name: str, agreement: Sequence[ResultRow] = (), arena: Sequence[ResultR
 
 
 def overview(folder: str) -> str:
-    """The table of all policies; `folder` is where their pages are, seen from the file that shows it."""
+    """The table of all policies; `folder` is the path to their pages from the file that shows it."""
     lines = []
     for name in BUILT_IN:
         words, wraps = about(name), isinstance(get_policy(name), Wrapper)
@@ -98,7 +98,7 @@ def overview(folder: str) -> str:
 
 
 def with_table(text: str, folder: str) -> str:
-    """A text whose table of policies, between the two marks, is up to date."""
+    """The text with an up-to-date table of policies between the two marks."""
     start, end = TABLE
     if text.count(start) != 1 or text.count(end) != 1:
         raise TacgError(f"There must be one {start!r} and one {end!r} around the table of policies.")
@@ -107,12 +107,12 @@ def with_table(text: str, folder: str) -> str:
 
 
 def first_line(policy: Policy) -> str:
-    """What the policy does, in one sentence of its docstring."""
+    """What the policy does: the first line of its docstring."""
     return (type(policy).__doc__ or "").strip().splitlines()[0]
 
 
 def paper(policy: Policy) -> str:
-    """Where it is from: the first paragraph of its file."""
+    """Where it comes from: the first paragraph of its module's docstring."""
     text = (sys.modules[type(policy).__module__].__doc__ or "").strip()
     return " ".join(text.split("\n\n")[0].split())
 
@@ -177,5 +177,5 @@ def _agreement(name: str, rows: Sequence[ResultRow]) -> str:
 
 
 def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Markdown; words stand left, as in a text."""
+    """A Markdown table, with columns aligned left."""
     return "\n".join(f"| {' | '.join(line)} |" for line in (columns, ["---"] * len(columns), *lines))

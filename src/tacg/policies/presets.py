@@ -1,4 +1,4 @@
-"""Published settings of policies (`presets.toml`), and files of one's own, as `tacg tune` writes them."""
+"""Published settings of policies (`presets.toml`), and preset files such as those that `tacg tune` writes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def presets() -> dict[str, dict[str, Any]]:
 
 
 def find_preset(policy: str, task: str) -> dict[str, Any]:
-    """One entry of `presets()`, or a preset file (`tacg:path.toml`, as `tacg tune` writes them)."""
+    """One entry of `presets()`, or a preset file (`tacg:path.toml`, as written by `tacg tune`)."""
     if task.endswith(".toml"):
         return _preset_file(policy, Path(task))
     known = presets()
@@ -38,7 +38,7 @@ def find_preset(policy: str, task: str) -> dict[str, Any]:
 def _preset_file(policy: str, path: Path) -> dict[str, Any]:
     try:
         preset = tomllib.loads(read_text(path, "preset file"))
-    except (ValueError, RecursionError) as error:  # TOML's errors, and what its reader does not foresee
+    except (ValueError, RecursionError) as error:  # TOML errors, and nesting too deep for the parser
         if isinstance(error, TacgError):
             raise
         raise TacgError(f"The preset file {str(path)!r} is not valid TOML: {str(error)[:200]}.") from None

@@ -1,4 +1,4 @@
-"""Decide as another policy does, and measure everything on the way. For traces and diagnosis, not for speed."""
+"""Decide exactly as another policy does, and measure everything. For traces and diagnosis, not for speed."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ PAPER = GateConfig()
 
 @dataclass(frozen=True)
 class Probe(Wrapper):
-    """The base policy's decisions with every signal beside them: streak, support, log ratio, margin, entropy, KL."""
+    """The base policy's decisions, with every signal recorded: streak, support, log ratio, margin, entropy, KL."""
 
     name: ClassVar[str] = "probe"
 
     @property
     def label(self) -> str:
-        """The base policy's: nothing is decided here."""
+        """The base policy's label, because nothing is decided here."""
         return self.base.label
 
     @property
     def needs(self) -> Needs:
-        """All signals; the contrast is the base policy's if it has one, else the paper's."""
+        """All signals, with the base policy's contrast if it has one, otherwise the paper's."""
         contrast = self.base.needs.contrast or EmaContrast(PAPER.w, PAPER.beta)
         return self.base.needs | Needs("margin", "entropy", "kl", "reference", "readout", contrast=contrast)
 

@@ -14,17 +14,17 @@ from tacg.types import Needs
 if TYPE_CHECKING:
     from tacg.types import Decision, Signals
 
-THIRD, TWO_THIRDS = 0.33, 0.67  # as the authors' code has them
+THIRD, TWO_THIRDS = 0.33, 0.67  # as in the authors' code
 
 
 @dataclass(frozen=True)
 class Prophet(Wrapper):
-    """Decode as the base policy does, and write all that is left at once when the answer region is clear enough.
+    """Decode as the base policy does, and write everything that is left at once when the answer region is clear enough.
 
-    That is: when the gap between the two largest logits, averaged over the region, reaches 7.5 in the first third of
-    the answer, 5 in the second, 2.5 in the last. The authors' region is 5 tokens behind a forced "The answer is", as a
-    canvas can have it. Without `region_start` there is none, and it never ends early: a decoder that is sure of most
-    of an answer knows nothing yet of the one number in it that counts.
+    That is when the gap between the two largest logits, averaged over the region, reaches 7.5 in the first third of
+    the answer, 5 in the second, or 2.5 in the last. The authors' region is 5 tokens after a forced "The answer is",
+    which a canvas can provide. Without `region_start` there is no region, and decoding never ends early: being sure of
+    most of an answer says little about the one number in it that counts.
     """
 
     name: ClassVar[str] = "prophet"
@@ -39,7 +39,7 @@ class Prophet(Wrapper):
 
     @property
     def needs(self) -> Needs:
-        """The base policy's, and the gap everywhere, committed positions included, if there is a region to watch."""
+        """The base policy's needs; with a region also the gap everywhere, including committed positions."""
         watched = Needs() if self.region_start is None else Needs("gap", scope="answer", committed=True)
         return self.base.needs | watched
 
@@ -48,7 +48,7 @@ class Prophet(Wrapper):
         return {"base": self.base.start(rows, width, device)}
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """The base policy's decision, and whether to end."""
+        """The base policy's decision, and whether to end now."""
         below, base_state = self.base.decide(signals, state["base"])
         if self.region_start is None:
             return below, {"base": base_state}
@@ -57,7 +57,7 @@ class Prophet(Wrapper):
         region = signals.observed & (place >= self.region_start) & (place < self.region_start + self.region_length)
         size = region.sum(dim=1, keepdim=True)
         gap = (signals.gap * region).sum(dim=1, keepdim=True) / size.clamp(min=1)
-        left = signals.left - signals.quota()  # of a decode by schedule, this is the share of its steps with this one
+        left = signals.left - signals.quota()  # by a fixed schedule, progress is the share of steps up to this one
         progress = (1.0 - left / signals.length.clamp(min=1))[:, None]
         bar = torch.where(progress < THIRD, self.early, torch.where(progress < TWO_THIRDS, self.middle, self.late))
         finish = (gap >= bar) & (size > 0)

@@ -63,13 +63,13 @@ def register(name: str) -> Callable[[P], P]:
 
 
 def policy_names() -> list[str]:
-    """Every policy that can be asked for, without importing any of them."""
+    """The names of all available policies, without importing any of them."""
     announced = {point.name for point in metadata.entry_points(group=GROUP)}
     return sorted(BUILT_IN.keys() | _registered.keys() | announced)
 
 
 def policy_class(name: str) -> type[Policy]:
-    """The class behind a name; imported on first use."""
+    """The class of a policy; imported on first use."""
     if name in _registered:
         return _registered[name]
     if name in BUILT_IN:
@@ -81,13 +81,13 @@ def policy_class(name: str) -> type[Policy]:
 
 
 def _announced(name: str) -> type[Policy]:
-    """The class that another package announces under this name."""
+    """The class that another package provides under this name (as an entry point)."""
     points = [point for point in metadata.entry_points(group=GROUP) if point.name == name]
     if not points:
         raise unknown("policy", name, policy_names())
     try:
         cls = points[0].load()
-    except Exception as error:  # whatever a stranger's module does when it is imported
+    except Exception as error:  # importing another package may raise anything
         raise TacgError(f"The policy {name!r} cannot be loaded from {points[0].value!r}: {error!r}.") from error
     if not (isinstance(cls, type) and issubclass(cls, Policy)):
         raise TacgError(f"Entry point {points[0].value!r} must name a subclass of tacg.Policy, got {cls!r}.")
@@ -102,7 +102,7 @@ def _keep(name: str, cls: P) -> P:
 
 
 def get_policy(spec: str | Policy, **knobs: Any) -> Policy:
-    """A policy from its spelling, with knobs turned.
+    """Build a policy from its name, with some knobs changed.
 
     `confidence`, `tacg` (over confidence), `tacg+klass`; `name:preset` starts from published settings, for example
     `tacg:llada/gsm8k` (see `tacg policies --presets`).

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Saber(Policy):
-    """Commit what is surer than the average commit so far, then take back what has lost most confidence since.
+    """Commit what is surer than the average commit so far, then re-mask what has lost most confidence since.
 
-    At least `n` positions are chosen per step. Of F chosen ones, F / 8 positions (at least n / 2, at most F - 1) are
-    taken back: those of all that are written, the new ones included, whose confidence fell most since the last step.
+    At least `n` positions are chosen per step. For F chosen positions, F / 8 (at least n / 2, at most F - 1) written
+    positions are re-masked: those whose confidence fell most since the last step, new ones included.
     """
 
     name: ClassVar[str] = "saber"
@@ -37,11 +37,11 @@ class Saber(Policy):
 
     @property
     def needs(self) -> Needs:
-        """Committed positions, too."""
+        """Committed positions as well."""
         return Needs(committed=True)
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
-        """at_commit float [rows, width]: the confidence with which each was last chosen; before: of the last step.
+        """at_commit float [rows, width]: the confidence when each was last chosen; before: that of the last step.
 
         Both are 0 where there was none.
         """
@@ -49,7 +49,7 @@ class Saber(Policy):
         return {"at_commit": board, "before": board.clone()}
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """Choose by the running mean; take back by the drop in confidence."""
+        """Choose by the running mean; re-mask by the drop in confidence."""
         assert signals.masked is not None
         sure, chosen_once = signals.confidence.double(), state["at_commit"] > 0
         count = chosen_once.sum(dim=1)

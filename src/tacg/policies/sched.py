@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sched(Wrapper):
-    """Decode as the base policy does, and write all that is left at once when the answer is clear enough.
+    """Decode as the base policy does, and write everything that is left at once when the answer is clear enough.
 
-    That is: when the gap between the two largest logits, averaged over all masks of the answer, reaches a bar that
-    falls from `high` to `low` as the answer is written. Progress is the share that is written: with the authors' fixed
-    number of commits per step, that is their share of the steps.
+    That is when the gap between the two largest logits, averaged over all masks of the answer, reaches a bar that
+    falls from `high` to `low` as the answer is written. Progress is the share of the answer that is written. With the
+    authors' fixed number of commits per step, this equals their share of steps.
     """
 
     name: ClassVar[str] = "sched"
@@ -40,7 +40,7 @@ class Sched(Wrapper):
 
     @property
     def needs(self) -> Needs:
-        """The base policy's, and the gap at every mask."""
+        """The base policy's needs, and the gap at every mask."""
         return self.base.needs | Needs("gap", scope="answer")
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
@@ -49,7 +49,7 @@ class Sched(Wrapper):
         return {"tokens": tokens, "base": self.base.start(rows, width, device)}
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """The base policy's decision, and whether to end."""
+        """The base policy's decision, and whether to end now."""
         assert signals.length is not None
         assert signals.masked is not None
         below, base_state = self.base.decide(signals, state["base"])

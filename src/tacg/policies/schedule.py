@@ -1,4 +1,4 @@
-"""A fixed number of commits a step: MaskGIT's idea as in LLaDA (Nie et al., 2025) and Dream (Ye et al., 2025)."""
+"""A fixed number of commits per step: MaskGIT's idea as in LLaDA (Nie et al., 2025) and Dream (Ye et al., 2025)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tacg.types import Signals
 
-# The signal that ranks; of each, more is readier.
+# The signals needed for each ranking.
 _NEEDS = {
     "confidence": Needs(),
     "margin": Needs("margin"),
@@ -27,19 +27,19 @@ _NEEDS = {
 
 @dataclass(frozen=True)
 class Schedule(Policy):
-    """Commit the best-ranked positions, as many as the step budget asks for.
+    """Commit the best-ranked positions, as many as the step budget requires.
 
     `even` spreads a block's positions over its steps, larger shares first (LLaDA). `linspace` commits the share
-    1 - s/t of the masks between the times t and s of a grid from 1 to `last_time` (Dream); where it would round to
-    nothing, the engine still commits one position, so that no forward is spent for nothing. `independent` has each mask
-    commit with that share as its probability (Dream's `origin`).
+    1 - s/t of the masks between the times t and s of a grid from 1 to `last_time` (Dream). If that rounds to 0, the
+    engine still commits one position, so that no forward is wasted. With `independent`, each mask is committed with
+    that share as its probability (Dream's `origin`).
 
-    With a `rank_temperature` T the ranking is a draw: positions go with probabilities ∝ exp(readiness / T), one after
-    another and none twice (Dream's `alg_temp`).
+    With a `rank_temperature` T the ranking is random: positions are drawn without replacement, with probabilities
+    ∝ exp(readiness / T) (Dream's `alg_temp`).
     """
 
     name: ClassVar[str] = "schedule"
-    frontier: ClassVar = ("steps", (8, 16, 24, 32, 48, None))  # of the decode: it has no other pace
+    frontier: ClassVar = ("steps", (8, 16, 24, 32, 48, None))  # the decode's setting; this policy has no other
 
     rank_by: str = knob("confidence", "what readiness means", choices=("confidence", "margin", "entropy", "random"))
     rank_temperature: float = knob(0.0, "how much of the ranking is chance", symbol="T", low=0)
@@ -50,14 +50,14 @@ class Schedule(Policy):
 
     @property
     def needs(self) -> Needs:
-        """Only the signal that ranks, and noise where something is drawn."""
+        """Only the signal that ranks, and noise if the policy samples."""
         drawn = self.rank_temperature > 0 or self.pace == "independent"
         return _NEEDS[self.rank_by] | Needs("noise") if drawn else _NEEDS[self.rank_by]
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """The top of the ranking, as many as the pace says."""
+        """The best-ranked positions, as many as the pace allows."""
         rank = self._rank(signals)
-        if self.rank_temperature > 0:  # the k largest with Gumbel noise are k draws without replacement
+        if self.rank_temperature > 0:  # taking the k largest with Gumbel noise is sampling k without replacement
             rank = rank / self.rank_temperature - torch.log(-torch.log(signals.noise))
         if self.pace == "independent":
             ready = signals.eligible & (signals.noise < self._share(signals)[:, None])
@@ -67,13 +67,13 @@ class Schedule(Policy):
 
     def _rank(self, signals: Signals) -> Tensor:
         if self.rank_by == "entropy":
-            return -signals.entropy  # sure positions have little entropy
+            return -signals.entropy  # sure positions have low entropy
         if self.rank_by == "random":
             return signals.noise
         return signals.margin if self.rank_by == "margin" else signals.confidence
 
     def _linspace(self, signals: Signals) -> Tensor:
-        """int64 [R]: floor(masks * (1 - s/t)); everything that is left in the last step."""
+        """int64 [R]: floor(masks * (1 - s/t)); all remaining masks in the last step."""
         return (signals.eligible.sum(dim=1) * self._share(signals)).floor().long()
 
     def _share(self, signals: Signals) -> Tensor:

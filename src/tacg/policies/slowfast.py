@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SlowFast(Policy):
-    """Decode in cycles: look for a while how far the model is roughly sure, then fill that stretch.
+    """Decode in cycles: watch for a few steps how far the model is roughly sure, then fill that stretch.
 
-    A cycle begins where the last one ended. Each of its `k` slow steps guesses its end, the last position that reaches
-    `low`; two guesses in a row that differ by at most one settle it, else the mean of the last two does. Slow steps
-    commit in the rest of the block, fast ones before the end: what reaches `threshold` if that is more than one
-    position, else the surest. From the second fast step on, what is behind the end is left out of the forward.
+    A cycle begins where the last one ended. Each of its `k` slow steps estimates its end, the last position that
+    reaches `low`. Two consecutive estimates that differ by at most one settle the end; otherwise it is the mean of the
+    last two. Slow steps commit anywhere in the block, fast ones only before the end. Both commit all positions that
+    reach `threshold` if there are at least two, otherwise the surest. From the second fast step on, positions after
+    the end are left out of the forward.
     """
 
     name: ClassVar[str] = "slowfast"
@@ -34,13 +35,13 @@ class SlowFast(Policy):
     k: int = knob(6, "slow steps of a cycle", symbol="K", low=1, per_row=True)
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
-        """The cycle of each row, [rows]: int64 its first position, its `end`, the last `guess` of that, and its `slow`
-        steps so far; bool whether the end is `settled`."""
+        """The cycle of each row, [rows]: int64 its `first` position, its `end`, the last estimate (`guess`) of the end,
+        and its number of `slow` steps; bool whether the end is `settled`."""
         number = torch.zeros(rows, dtype=torch.int64, device=device)
         return {"first": number, "end": number, "guess": number, "slow": number, "settled": number.bool()}
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """Find the cycle, guess its end, commit in what is in reach."""
+        """Find the cycle, estimate its end, and commit within it."""
         sure, masks = signals.confidence, signals.eligible
         place = torch.arange(sure.shape[1], device=sure.device)
         first, end, guess, slow, settled = (

@@ -1,6 +1,6 @@
-"""What is done to rows: a policy's state is a dict of tensors whose first axis is the row, and may nest.
+"""Operations on rows of a policy's state, which is a (possibly nested) dict of tensors whose first axis is the row.
 
-Policies of one structure are stacked in the same spirit: knobs in which they differ become tensors, one value per row.
+Policies of one structure are stacked in the same way: knobs that differ become tensors with one value per row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ K = TypeVar("K", bound=Knobs)
 
 
 def stack(rows: Sequence[K], device: torch.device) -> K:
-    """Policies of one structure as a single one; knobs in which they differ hold a tensor [R, 1]."""
+    """Stack policies of one structure into one; knobs that differ hold a tensor [R, 1]."""
     first = rows[0]
     if all(row is first or row == first for row in rows):
         return first
@@ -34,12 +34,12 @@ def stack(rows: Sequence[K], device: torch.device) -> K:
         if any(value != values[0] for value in values):
             changes[each.name] = torch.tensor(values, device=device)[:, None]
     for name, value in changes.items():
-        object.__setattr__(stacked, name, value)  # each was checked when its own policy was made
+        object.__setattr__(stacked, name, value)  # already checked when each policy was created
     return stacked
 
 
 def restart(state: State, row: int, fresh: State) -> None:
-    """Overwrite one row, in place, by the first one of `fresh`."""
+    """Overwrite one row in place with the first row of `fresh`."""
     for name, value in state.items():
         if isinstance(value, dict):
             restart(value, row, fresh[name])
@@ -48,19 +48,19 @@ def restart(state: State, row: int, fresh: State) -> None:
 
 
 def resized(state: State, fresh: State) -> State:
-    """A larger `fresh` state that holds `state` in its first rows and positions."""
+    """A larger `fresh` state with `state` copied into its first rows and positions."""
     larger: State = {}
     for name, value in state.items():
         if isinstance(value, dict):
             larger[name] = resized(value, fresh[name])
         else:
-            larger[name] = fresh[name].clone()  # a fresh state may hold one tensor under two names
+            larger[name] = fresh[name].clone()  # a fresh state may hold the same tensor under two names
             larger[name][tuple(slice(0, size) for size in value.shape)] = value
     return larger
 
 
 def merged(new: State, old: State, rows: Tensor) -> State:
-    """`new` in the rows that are true in `rows`, bool [R], `old` in the others."""
+    """`new` where `rows`, bool [R], is true, and `old` in the other rows."""
     return {
         name: merged(value, old[name], rows)
         if isinstance(value, dict)

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Streaming(Policy):
-    """Commit above a threshold that falls as the block fills, while most of the suffix is not even computed.
+    """Commit above a threshold that falls as the block fills, and do not compute most of the suffix.
 
-    Behind the block stand `suffix` masks and the last position of the answer, each in its true place. The threshold is
-    τ (1 - α (1 - r)), where r is the share of masks in the block and that suffix; in a block's first step it is τ.
+    Only `suffix` masks after the block and the last position of the answer are computed, each at its true position.
+    The threshold is τ (1 - α (1 - r)), where r is the share of masks in the block and that suffix. In a block's first
+    step it is τ.
 
-    The authors keep the prefix in a cache (`cache=prefix`), and end the answer at a block that holds an EOS, which
-    `early_stop` does. A canvas keeps what is given behind the block, too. Block-causal models compute no suffix at
-    all; the share counts it nevertheless.
+    The authors cache the prefix (`cache=prefix`) and end the answer at a block that holds an EOS, as `early_stop` does.
+    In a canvas, text given after the block is kept too. Block-causal models compute no suffix at all, but r still
+    counts it.
     """
 
     name: ClassVar[str] = "streaming"
@@ -38,11 +39,11 @@ class Streaming(Policy):
 
     @property
     def needs(self) -> Needs:
-        """Nothing but a shorter suffix."""
+        """Only a shorter suffix."""
         return Needs(suffix=self.suffix)
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """Threshold by the share of masks."""
+        """The threshold depends on the share of masks."""
         assert signals.masked is not None
         assert signals.length is not None
         place, last = torch.arange(signals.masked.shape[1], device=signals.masked.device), signals.length[:, None] - 1

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Swd(Wrapper):
-    """Decode as the base policy does, but let positions whose posterior still moves look less sure.
+    """Decode as the base policy does, but lower the confidence of positions whose posterior is still changing.
 
     Confidence (and margin) are multiplied by exp(-λ KL(p_{t-1} || p_t)) before the base policy reads them. A first
-    observation has no past: it is taken as it is. Public copies hold it against the uniform distribution instead, so
+    observation has no past and is left unchanged. Public copies compare it with the uniform distribution instead, so
     that the least sure position of a block is committed first.
     """
 
@@ -47,7 +47,7 @@ class Swd(Wrapper):
 
     @property
     def needs(self) -> Needs:
-        """The base policy's, and the divergence of the previous step from this one."""
+        """The base policy's needs, and KL(previous step || this step)."""
         return self.base.needs | Needs("reverse_kl")
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
@@ -55,13 +55,13 @@ class Swd(Wrapper):
         return {"base": self.base.start(rows, width, device)}
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """The base policy's decision on what is left of confidence and margin."""
+        """The base policy's decision on the reduced confidence and margin."""
         moved = signals.reverse_kl
         if self.first == "neutral":
             moved = moved.masked_fill(signals.first, 0.0)
         weight = torch.exp(-self.stability_lambda * moved)
         margin = {"margin": signals.margin * weight} if "margin" in self.base.needs else {}
-        measured = {name: board for name, board in signals.measured.items() if name != "others"}  # these are unweighed
+        measured = {name: board for name, board in signals.measured.items() if name != "others"}  # not reweighted
         weighed = replace(signals, confidence=signals.confidence * weight, measured={**measured, **margin})
         below, base_state = self.base.decide(weighed, state["base"])
         return replace(below, notes={**below.notes, "stability": weight}), {"base": base_state}

@@ -1,6 +1,6 @@
 """TACG: Wang et al., "Trajectory-Aware Commit Gating for Diffusion Language Model Decoding", 2026.
 
-The rule itself is `tacg.gate`; this file only plugs it into the engine.
+The rule itself is in `tacg.gate`; this file only connects it to the engine.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tacg(Wrapper):
-    """Hold back what its base policy would commit too early, promote a few that the trajectory supports.
+    """Hold back what the base policy would commit too early, and promote a few positions that the trajectory supports.
 
-    Without a promotion budget (`k_extra=0`) no reference is kept and the base policy's own ranking stands, so that
-    with `m_base=1` as well nothing at all is changed.
+    Without a promotion budget (`k_extra=0`) no reference is kept and the base policy's own ranking is used. With
+    `m_base=1` as well, the base policy is unchanged.
     """
 
     name: ClassVar[str] = "tacg"
@@ -34,7 +34,7 @@ class Tacg(Wrapper):
 
     @property
     def needs(self) -> Needs:
-        """The base policy's, and the gate's as far as its parts are switched on."""
+        """The base policy's needs, and those of the gate's active parts."""
         mine = self.gate.needs() if self.gate.k_extra else Needs(*(self.gate.needs().names & {"margin"}))
         return self.base.needs | mine
 
@@ -44,7 +44,7 @@ class Tacg(Wrapper):
         return {"tokens": board, "streak": board, "base": self.base.start(rows, width, device)}
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
-        """Ask the base policy, then gate its answer."""
+        """Ask the base policy, then gate its decision."""
         below, base_state = self.base.decide(signals, state["base"])
         streak = persistence(signals, state["tokens"], state["streak"])
         ready = below.base if below.extra is None else below.base | below.extra

@@ -1,8 +1,8 @@
 """TACG as its authors released it for LLaDA: Wang et al., 2026, the code beside the paper.
 
-Here promotions are picked first and the History Gate filters them together with the base set; `tacg.gate` is the
-paper's order. docs/paper-and-code.md has every difference. Their runs observe the whole sequence and take one step a
-position (`observe="sequence"`, no `steps`); the presets do so too.
+Here promotions are picked first, and the History Gate then filters them together with the base set; `tacg.gate`
+follows the paper's order. docs/paper-and-code.md lists every difference. The authors' runs observe the whole sequence
+and take one step per position (`observe="sequence"`, no `steps`); so do the presets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def refuse_without_threshold(policy: Wrapper) -> None:
-    """Raise unless the base policy has a threshold: the released rules reach below it."""
+    """Raise unless the base policy has a threshold, because the released rules lower it."""
     if "threshold" not in policy.base.knobs():
         raise TacgError(
             f"`{policy.name}` needs a base policy with a threshold, {policy.base.name!r} has none: "
@@ -36,7 +36,7 @@ def refuse_without_threshold(policy: Wrapper) -> None:
 
 @dataclass(frozen=True)
 class Released(Wrapper):
-    """What the released rules have in common."""
+    """What the released rules share."""
 
     support_lambda: float = knob(0.05, "weight of support in readiness", symbol="λ", low=0)
     tau_floor: float = knob(0.8, "the base policy's threshold for promotions", symbol="τ_floor", low=0, high=1)
@@ -56,13 +56,13 @@ class Released(Wrapper):
         return {"tokens": board, "streak": board, "base": self.base.start(rows, width, device)}
 
     def near(self, signals: Signals, state: State, ready: Tensor) -> Tensor:
-        """bool [R, W]: what the base policy would accept beyond its set if its threshold were the floor."""
-        lower = copy.copy(self.base)  # not `replace`, whose checks take numbers only: rows may differ in their knobs
+        """bool [R, W]: what the base policy would also accept if its threshold were the floor."""
+        lower = copy.copy(self.base)  # not `replace`, whose checks accept only numbers: rows may have different knobs
         object.__setattr__(lower, "threshold", self.tau_floor)
         return lower.decide(signals, state["base"])[0].base & ~ready
 
     def budget(self, ready: Tensor) -> Tensor:
-        """int64 [R]: how many may be promoted."""
+        """int64 [R]: how many positions may be promoted."""
         size = ready.sum(dim=1)
         share = (size.clamp(min=1) * self.k_ratio).ceil().long().clamp(max=self.k_extra)
         return share if self.allow_empty else share * (size > 0)
@@ -70,9 +70,9 @@ class Released(Wrapper):
 
 @dataclass(frozen=True)
 class TacgReleased(Released):
-    """The rule of the released LLaDA code: pick base set and promotions, then keep of both what has persisted.
+    """The rule of the released LLaDA code: pick the base set and promotions, then keep those that have persisted.
 
-    If nothing has, the readiest of what was picked is committed; if nothing was picked, the readiest position.
+    If none has, the readiest picked position is committed; if nothing was picked, the readiest position of all.
     """
 
     name: ClassVar[str] = "tacg-released"
@@ -82,7 +82,7 @@ class TacgReleased(Released):
 
     @property
     def needs(self) -> Needs:
-        """The base policy's, and the temporal contrast, with all its digits."""
+        """The base policy's needs, and the temporal contrast at full precision."""
         fine = EmaContrast(self.w, self.beta, fine=True)
         return self.base.needs | Needs("reference", "readout", contrast=fine)
 
@@ -92,7 +92,7 @@ class TacgReleased(Released):
         streak = persistence(signals, state["tokens"], state["streak"])
         known = signals.with_contrast(signals.eligible)
         support = (known.readout - known.reference).clamp(min=0.0)
-        order = self.support_lambda * support - signals.others  # readiness - 1, which float32 can tell from 0
+        order = self.support_lambda * support - signals.others  # readiness - 1, which stays precise near 0 in float32
         readiness = 1.0 + order
         extra = top(order, self.near(signals, state, below.base), self.budget(below.base))
         picked = below.base | extra

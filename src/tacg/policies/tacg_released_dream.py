@@ -1,8 +1,8 @@
 """TACG as its authors released it for Dream: Wang et al., 2026, the code beside the paper; two rules.
 
-Neither has an EMA of logits: support is what a proposal's probability has gained since the previous step, all of it
-at a first observation. The History Gate admits promotions only; the base set never passes it. If nothing is ready
-their fallback picks the position (`dreams_pick`). docs/paper-and-code.md has every difference.
+Neither has an EMA of logits: support is the gain in the proposal's probability since the previous step; at a first
+observation it is the whole probability. The History Gate applies to promotions only, never to the base set. If nothing
+is ready, their fallback picks the position (`dreams_pick`). docs/paper-and-code.md lists every difference.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
     from tacg.types import Signals
 
-PREVIOUS = EmaContrast(w=0.0, beta=0.0)  # an EMA that forgets at once is the previous step
+PREVIOUS = EmaContrast(w=0.0, beta=0.0)  # an EMA without memory is the previous step
 
 
 def gain(signals: Signals) -> Tensor:
-    """float [R, W]: what the proposal's probability has gained since the previous step."""
+    """float [R, W]: the gain in the proposal's probability since the previous step."""
     before = signals.with_contrast(signals.eligible, "reference").reference.masked_fill(signals.first, 0.0)
     return (signals.confidence - before).clamp(min=0.0)
 
 
 @dataclass(frozen=True)
 class TacgReleasedDream(Released):
-    """The rule of the released Dream code: the base set, promotions that persist, and whatever is above the escape.
+    """The rule of the released Dream code: the base set, promotions that persist, and everything above the escape.
 
     Over `confidence` it is their `…capped_extra`, over `klass` their `dream_klass_tilg`.
     """
@@ -43,7 +43,7 @@ class TacgReleasedDream(Released):
 
     @property
     def needs(self) -> Needs:
-        """The base policy's, the previous step, and what the fallback goes by."""
+        """The base policy's needs, the previous step, and the signal that the fallback ranks by."""
         return self.base.needs | Needs("sharp", "reference", contrast=PREVIOUS)
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
@@ -66,8 +66,8 @@ class TacgReleasedDream(Released):
 class TacgReleasedDreamEma(Wrapper):
     """The other rule of the released Dream code (`klass_ours_full`): an EMA of confidences, no budget.
 
-    Added to the base set: calm positions that persist and whose averaged confidence, with support, reaches the base
-    policy's threshold; and whatever is above the escape.
+    Added to the base set: stable, persistent positions whose averaged confidence plus support reaches the base
+    policy's threshold, and everything above the escape.
     """
 
     name: ClassVar[str] = "tacg-released-dream-ema"
@@ -87,7 +87,7 @@ class TacgReleasedDreamEma(Wrapper):
 
     @property
     def needs(self) -> Needs:
-        """The base policy's, the previous step, the divergence from it, and what the fallback goes by."""
+        """The base policy's needs, the previous step, the divergence from it, and the fallback's signal."""
         return self.base.needs | Needs("kl", "sharp", "reference", contrast=PREVIOUS)
 
     def start(self, rows: int, width: int, device: torch.device) -> State:

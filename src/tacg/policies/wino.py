@@ -14,20 +14,20 @@ from tacg.types import Decision, Needs, top
 if TYPE_CHECKING:
     from tacg.types import Signals
 
-FIRST = 30  # what counts as the last step's drafts in a block's first step
+FIRST = 30  # assumed number of previous drafts in a block's first step
 
 
 @dataclass(frozen=True)
 class Wino(Policy):
     """Draft generously, then re-mask what the model would not write again.
 
-    Drafts are what is surer than `threshold`: at most 0.7 of the masks, but 5 in any case and never more than 20.
-    Beside the block stands its shadow, a mask for each position, which sees all but the token in its own place.
-    Earlier tokens to which it gives less than `keep` are re-masked, fewer than were drafted in the last step, and none
-    in a step that drafts a single position.
+    Drafts are positions surer than `threshold`: at most 0.7 of the masks, but at least 5 and at most 20 are allowed.
+    Next to the block, its shadow is computed: one mask per position, which sees everything except the token at its own
+    position. Earlier tokens to which it gives less than `keep` are re-masked: fewer than were drafted in the last step,
+    and none in a step that drafts at most one position.
 
-    The shadow is computed, so it counts in `positions`. Caches that are not exact are refused: what they hold of the
-    block is out of date when a token is taken back. Block-causal models keep theirs; a shadow sees what its block does.
+    The shadow is computed, so it counts in `positions`. Inexact caches are refused, because their content is out of
+    date when a token is re-masked. Block-causal models keep their exact cache: a shadow sees what its block sees.
     """
 
     name: ClassVar[str] = "wino"
@@ -43,11 +43,11 @@ class Wino(Policy):
 
     @property
     def needs(self) -> Needs:
-        """What the shadow says of committed tokens."""
+        """The shadow's probability of committed tokens."""
         return Needs("recheck")
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
-        """drafts int64 [rows]: of the last step."""
+        """drafts int64 [rows]: the number of drafts in the last step."""
         return {"drafts": torch.full((rows,), FIRST, device=device)}
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
