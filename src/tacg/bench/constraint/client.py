@@ -36,7 +36,7 @@ def measure(model: str, requests: int) -> Iterator[ResultRow]:
             yield {
                 "bench": "constraint", "part": "client", "subject": "streamed" if stream else "at once", "model": model,
                 "requests": requests, "valid": valid, "held_share": valid / requests, "temperature": 1.0,
-                "gen_length": LENGTH, "openai": openai.__version__, "first_fault": (faults or [None])[0],
+                "gen_length": LENGTH, "openai": openai.__version__, "first_fault": faults[0] if faults else None,
                 **surroundings(),
             }  # fmt: skip
 
@@ -72,5 +72,7 @@ def _answer_kind() -> Any:
 
     import pydantic
 
-    answer = (int, pydantic.Field(ge=0, le=99))
-    return pydantic.create_model("Answer", answer=answer, sure=(bool, ...), kind=(Literal["sum", "list", "grid"], ...))
+    fields: dict[str, Any] = {
+        "answer": (int, pydantic.Field(ge=0, le=99)), "sure": (bool, ...), "kind": (Literal["sum", "list", "grid"], ...),
+    }  # fmt: skip
+    return pydantic.create_model("Answer", **fields)
