@@ -73,6 +73,8 @@ def _answer_kind() -> Any:
     import pydantic
 
     fields: dict[str, Any] = {
-        "answer": (int, pydantic.Field(ge=0, le=99)), "sure": (bool, ...), "kind": (Literal["sum", "list", "grid"], ...),
-    }  # fmt: skip
+        "answer": (int, pydantic.Field(ge=0, le=99)),
+        "sure": (bool, ...),
+        "kind": (Literal["sum", "list", "grid"], ...),
+    }
     return pydantic.create_model("Answer", **fields)
