@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from tacg.bench.serve import served
 from tacg.errors import TacgError
@@ -68,9 +68,13 @@ def _fault(client: Any, model: str, prompt: str, seed: int, stream: bool) -> str
 
 
 def _answer_kind() -> Any:
+    from typing import Literal
+
     import pydantic
 
     fields: dict[str, Any] = {
-        "answer": (int, pydantic.Field(ge=0, le=99)), "sure": (bool, ...), "kind": (Literal["sum", "list", "grid"], ...)
-    }  # fmt: skip
+        "answer": (int, pydantic.Field(ge=0, le=99)),
+        "sure": (bool, ...),
+        "kind": (Literal["sum", "list", "grid"], ...),
+    }
     return pydantic.create_model("Answer", **fields)

@@ -83,8 +83,7 @@ class Attempt:
 
 def measure(kind: str, count: int, seed: int = 0) -> ResultRow:
     """A row for `count` trials of a kind."""
-    words = LETTERS if kind == "regex" else tuple(dict.fromkeys((*CHARACTERS, *MARKS)))
-    model = RandomModel(words, seed)
+    model = RandomModel(LETTERS if kind == "regex" else [*dict.fromkeys((*CHARACTERS, *MARKS))], seed)
     dice, counts = random.Random(f"{kind}/{seed}"), Counter[str]()
     draw = _regex_trial if kind == "regex" else _schema_trial
     for start in range(0, count, TOGETHER):
