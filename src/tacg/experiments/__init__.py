@@ -1,1 +1,1 @@
-"""Experiments: each writes rows; every table and picture is drawn from rows."""
+"""Experiments: each writes rows, and every table and plot is made from rows."""

@@ -1,4 +1,4 @@
-"""The paper's Table 3, with Fig. 5 and Table 5 from the same rows: what each part of the gate does by itself."""
+"""The paper's Table 3, with Fig. 5 and Table 5 from the same rows: what each part of the gate does on its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ablate(
 ) -> list[ResultRow]:  # fmt: skip
     """Rows of the base policy, the History Gate alone, temporal support alone, and both, paired with the base.
 
-    gates are gated policies: "tacg", "tacg+klass", with a preset if wanted; each names its base policy.
+    gates are gated policies: "tacg", "tacg+klass", optionally with a preset; each determines its base policy.
     """
     cells = [cell for task in tasks for gate in gates for cell in _cells(task, gate, takes(gate, settings or {}))]
     rows = run(llm, cells, sample, ledger, tick)
@@ -40,7 +40,7 @@ def ablate(
 
 
 def _cells(task: Task, gate: str, settings: Mapping[str, Any]) -> Iterator[Cell]:
-    """The base policy of a gate with its knobs, then the gate's parts; all with the same decode."""
+    """The base policy of a gate with its knobs, then the gate's parts, all with the same decode settings."""
     policy, decode = resolve(gate, settings_of(task, gate, settings))
     if not isinstance(policy, Wrapper):
         raise TacgError(f"`tacg ablate` takes gated policies apart, such as tacg or tacg+klass; {gate!r} is not one.")
@@ -52,7 +52,7 @@ def _cells(task: Task, gate: str, settings: Mapping[str, Any]) -> Iterator[Cell]
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """A table a task."""
+    """One table per task."""
     made = []
     for task in dict.fromkeys(row["task"] for row in rows):
         lines = []

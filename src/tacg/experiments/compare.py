@@ -1,4 +1,4 @@
-"""Policies side by side on the same problems: a row each, with what is gained over the policy beneath."""
+"""Policies side by side on the same problems: one row each, with the gain over the base policy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def compare(
     llm: LLM, tasks: Sequence[Task], policies: Sequence[str], sample: Sample,
     settings: Mapping[str, Any] | None = None, ledger: Ledger | None = None, tick: Tick | None = None,
 ) -> list[ResultRow]:  # fmt: skip
-    """Evaluate every policy on every task; a gated policy is paired with the one it wraps if that one is there."""
+    """Evaluate every policy on every task; a gated policy is paired with the one it wraps, if that is included."""
     cells = [
         Cell(task, spec, mine := takes(spec, settings or {}), tags={"over": _wrapped(spec, mine)})
         for task in tasks for spec in policies
@@ -51,22 +51,22 @@ def compare(
 
 
 def takes(spec: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the settings that belong to the decode or to this policy; a comparison sets each where it can be set."""
+    """The settings that the decode or this policy has; a comparison applies each setting wherever it exists."""
     known = {"suppress", *Decode().knobs(), *get_policy(spec).knobs()}
     return {name: value for name, value in settings.items() if name in known}
 
 
 def _wrapped(spec: str, settings: Mapping[str, Any]) -> str | None:
-    """The policy beneath a gated one, with its knobs."""
+    """The base policy of a gated one, with its knobs."""
     policy, _ = resolve(spec, dict(settings))
     return policy.base.label if isinstance(policy, Wrapper) else None
 
 
 def _with_base(rows: Sequence[ResultRow]) -> Iterator[ResultRow]:
-    """The rows of one task, with their difference to the base policy and their accuracy under parallelism.
+    """The rows of one task, with their difference from the base policy and their accuracy under parallelism.
 
-    AUP is of the curve from one token per step to this row, so `schedule` must have been run too. The base policy must
-    have the very knobs that the gate's own has.
+    AUP is computed from one token per step to this row, so `schedule` must be among the policies. The base policy must
+    have exactly the same knobs as the one inside the gate.
     """
     runs = {row["name"]: row for row in rows}
     best, careful = max(row["accuracy"] for row in rows), runs.get("schedule")
@@ -80,7 +80,7 @@ def _with_base(rows: Sequence[ResultRow]) -> Iterator[ResultRow]:
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """A table a task; a difference to the base policy only where there is one, other columns where they are known."""
+    """One table per task; differences only where there is a base policy, other columns only where they are known."""
     known, graded = any("aup" in row for row in rows), any("valid" in row for row in rows)
     hidden = {*["AUP"] * (not known), *["tokens %", "valid %"] * (not graded)}
     made = []

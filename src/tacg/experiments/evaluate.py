@@ -1,4 +1,4 @@
-"""Decode a task's problems with a policy and grade them: one item row each, one summary row."""
+"""Decode a task's problems with a policy and grade them: one row per item, and one summary row."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 PATHS = (
     "data",
     "shots_data",
-)  # knobs of tasks that name files: what counts is what is in them, and that is in the problems
-GAIN = {"edit": 0, "remask": -1}  # committed positions that a commit adds, where that is not one
+)  # task knobs that name files: only the content counts, and that is in the problems
+GAIN = {"edit": 0, "remask": -1}  # change in the number of committed positions by reason; 1 for all others
 
 
 class Decoder(Protocol):
-    """What decodes: an `LLM`, or many of them elsewhere."""
+    """Anything that decodes: an `LLM`, or a fleet of them."""
 
     @property
     def identity(self) -> Mapping[str, str]:
@@ -54,7 +54,7 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """The items of a run and the row that sums them up."""
+    """The items of a run and its summary row."""
 
     items: tuple[Item, ...]
     row: dict[str, Any]
@@ -75,11 +75,11 @@ def evaluate(
     out: Path | None = None,
     resume: bool = False,
 ) -> Evaluation:
-    """Decode `n` problems, or as many as there are, and grade them. Settings are the policy's or the decode's.
+    """Decode up to `n` problems and grade them. Settings belong to the policy or the decode.
 
-    skip     so many problems of the sample are left out: somebody has seen them
-    on_item  told every item, those of an interrupted run first
-    out      a results file; with `resume` only what is missing there is decoded
+    skip     how many problems of the sample to skip, because they were used before
+    on_item  called with every item, those of an interrupted run first
+    out      a results file; with `resume`, only missing items are decoded
     """
     task.refuse_unready()
     settings = settings_of(task, policy, settings or {})
@@ -117,14 +117,14 @@ def _decode(
     llm: Decoder, prompts: list[Any], policy: str | Policy, batch_size: int, settings: Mapping[str, Any],
     keep: Callable[[int, Output], None],
 ) -> None:  # fmt: skip
-    """Decode prompts and hand every output over as soon as it is there, on another thread: grading may take a while."""
+    """Decode prompts and pass every output on at once, on another thread, because grading may take a while."""
     jobs: deque[Future[None]] = deque()
     with ThreadPoolExecutor(max_workers=2) as pool:
 
         def hand_over(place: int, output: Output) -> None:
             while jobs and jobs[0].done():
-                jobs.popleft().result()  # if grading fails, decoding need not go on
-            if not output.error:  # a row that failed is no result: `generate` raises once the others are done
+                jobs.popleft().result()  # if grading fails, stop decoding
+            if not output.error:  # a failed row is no result: `generate` raises after the others are done
                 jobs.append(pool.submit(keep, place, output))
 
         llm.generate(prompts, policy, batch_size=batch_size, on_output=hand_over, **settings)
@@ -133,7 +133,7 @@ def _decode(
 
 
 def graded(task: Task, problem: Problem, output: Output) -> Item:
-    """An answer, judged."""
+    """Grade an answer."""
     grade = task.grade(problem, output.text)
     pace = [0] * output.steps
     for commit in output.commits:
@@ -149,7 +149,7 @@ def describe(
     llm: Decoder, task: Task, policy: str | Policy, settings: dict[str, Any], problems: Sequence[Problem], split: str,
     seed: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """All that the answers of a run depend on. The batch is not part of it: rows do not influence each other."""
+    """Everything that the answers of a run depend on. The batch is not part of it: rows do not influence each other."""
     rule, decode = resolve(policy, settings)
     asked = [(each.id, each.prompt if each.infill else each.asked, each.answer, dict(each.data)) for each in problems]
     return {
@@ -166,16 +166,16 @@ def describe(
 
 
 def identity_for(llm: Decoder, policy: Policy) -> dict[str, str]:
-    """The model as answers of this policy depend on it: its verifier counts only where it is asked."""
+    """The identity of the model for this policy: the verifier is included only if the policy uses it."""
     asked = policy.needs.verifier is not None
     return {name: value for name, value in llm.identity.items() if asked or name != "verifier"}
 
 
 def settings_of(task: Task, policy: str | Policy, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a task is decoded with: what is said wins over the task's lengths, these over what a preset says.
+    """The settings for a task: given settings override the task's lengths, which override a preset.
 
-    For the paper's own sets the preset wins over the task: it has the lengths that were published for them.
-    Rows fill the whole answer (`early_stop=False`) unless told otherwise: that is how the paper counts tokens.
+    For the paper's own tasks the preset overrides the task, because it has the published lengths.
+    Rows fill the whole answer by default (`early_stop=False`), because that is how the paper counts tokens.
     """
     preset = find_preset(*policy.split(":", 1))["decode"] if isinstance(policy, str) and ":" in policy else {}
     lengths = {**preset, **task.decode} if task.fixed else {**task.decode, **preset}
@@ -183,5 +183,5 @@ def settings_of(task: Task, policy: str | Policy, settings: Mapping[str, Any]) -
 
 
 def pace_of(tokens: int, seconds: float) -> dict[str, float]:
-    """Of what was decoded now; a resumed run has decoded the rest before."""
+    """The speed of what was decoded now; a resumed run decoded the rest before."""
     return {"seconds": seconds, "tokens_per_second": tokens / seconds if tokens else 0.0}

@@ -1,8 +1,8 @@
-"""A point against a whole frontier: what would the other policy need to get there, whatever its threshold?
+"""Compare a point with a whole frontier: what would the other policy need to reach it, at any threshold?
 
-The frontier is the upper envelope of a policy's rows, with straight lines between its points: a threshold can be set
-anywhere between two that were measured. All rows are of the same problems, and intervals resample problems, for the
-point and the frontier together.
+The frontier is the upper envelope of a policy's rows, with straight lines between its points, because a threshold can
+lie between two measured ones. All rows use the same problems, and intervals resample problems for the point and the
+frontier together.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def over_frontiers(rows: Sequence[ResultRow], bases: Mapping[str, str]) -> list[ResultRow]:
-    """The rows; those of a gated policy know what they gain over the frontier of its base policy (`bases`)."""
+    """The rows; those of a gated policy also get their gain over the frontier of its base policy (`bases`)."""
     frontiers: dict[tuple[str, str], list[ResultRow]] = {}
     for row in rows:
         frontiers.setdefault((row["task"], row["spec"]), []).append(row)
@@ -38,10 +38,10 @@ def over_frontiers(rows: Sequence[ResultRow], bases: Mapping[str, str]) -> list[
 def against_frontier(row: ResultRow, base: Sequence[ResultRow], cost: str = "steps", rounds: int = 500) -> ResultRow:
     """Steps saved at equal accuracy (as a share) and accuracy gained at equal steps, with 95 % intervals.
 
-    cost  what is saved: steps, or positions, which tells decoders that look ahead from those that do not
+    cost  what is saved: steps, or positions, which also counts the work of decoders that look ahead
 
-    Where the point is more accurate than the whole frontier, `saved` is measured against the frontier's best, which
-    understates it, and `beyond` is true. A point that is less accurate than all of it saves nothing.
+    If the point is more accurate than the whole frontier, `saved` is measured against the frontier's best point, which
+    understates it, and `beyond` is true. A point less accurate than all of the frontier saves nothing.
     """
     beyond = bool(row["accuracy"] > max(each["accuracy"] for each in base))
     return mean_gain([row], base, cost, rounds) | {"beyond": beyond}
@@ -79,7 +79,7 @@ def _gains(accuracy: Array, steps: Array, points: int) -> tuple[float, float]:
 
 
 def envelope(steps: Array, accuracy: Array) -> tuple[Array, Array]:
-    """The points that no other beats in both, fastest first: steps and accuracy, both rising."""
+    """The points that no other beats in both, fastest first: steps and accuracy, both increasing."""
     order = np.lexsort((-accuracy, steps))
     kept: list[int] = []
     for place in order:

@@ -1,4 +1,4 @@
-"""Grade answers that somebody else wrote: a file with `{"id": …, "answer": …}` on each line."""
+"""Grade answers from a file with one `{"id": …, "answer": …}` per line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def read_answers(path: Path, problems: Mapping[str, Problem]) -> dict[str, str]:
-    """The answers by the ids of these problems."""
+    """The answers by problem id."""
     answers: dict[str, str] = {}
     for number, line in enumerate(read_text(path, "file of answers", HINT).split("\n"), start=1):
         if line.strip():
@@ -56,7 +56,7 @@ def grade_answers(
     task: Task, problems: Mapping[str, Problem], answers: Mapping[str, str],
     on_grade: Callable[[str, Grade], None] | None = None,
 ) -> ResultRow:  # fmt: skip
-    """Grade every answer; the row that sums them up. `missing` is how many problems of the set have none."""
+    """Grade every answer and return the summary row. `missing` counts the problems without an answer."""
 
     def judge(name: str) -> Grade:
         grade = task.grade(problems[name], answers[name])
@@ -64,7 +64,7 @@ def grade_answers(
             on_grade(name, grade)
         return grade
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # programs and algebra run in processes of their own
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:  # programs and algebra run in separate processes
         grades = list(pool.map(judge, answers))
     hits, n = sum(grade.correct for grade in grades), len(grades)
     strict = [grade.strict for grade in grades if grade.strict is not None]

@@ -1,4 +1,4 @@
-"""Many evaluations, one after the other: each a cell with a name; what was done before is not done again."""
+"""Many evaluations in sequence, each a named cell; finished cells are not repeated."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from tacg.policies import Policy
     from tacg.tasks import Task
 
-Tick = Callable[[str, bool], None]  # told the name of a cell and whether an item was right
+Tick = Callable[[str, bool], None]  # called with the name of a cell and whether an item was right
 
 SHARE, AMOUNT = Number(0, 1), Number(0)
-# What a row of a run must be like, for tables and pictures to be made of it.
+# The shape of a run's row that tables and plots need.
 SHAPE = {
     "task": str, "model": str, "policy": str, "n": Number(1, whole=True), "seed": COUNT, "accuracy": SHARE,
     "accuracy_ci": (SHARE, SHARE), "score": SHARE, "steps": AMOUNT, "tpf": AMOUNT, "tpf_ratio": AMOUNT,
@@ -34,7 +34,7 @@ SHAPE = {
 
 
 def impossible(row: ResultRow) -> str:
-    """What contradicts itself in a row of that shape, in words."""
+    """Describe what is inconsistent in a row of that shape, or return an empty text."""
     right, n = row["correct"], row["n"]
     if {*right} <= {"0", "1"} and len(right) == len(row["item_steps"]) == n:
         return ""
@@ -43,7 +43,7 @@ def impossible(row: ResultRow) -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A policy on a task. `name` is its name in tables, `tags` are columns that the experiment adds to the row."""
+    """A policy on a task. `name` is shown in tables, `tags` are columns that the experiment adds to the row."""
 
     task: Task
     policy: str | Policy
@@ -54,7 +54,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sample:
-    """Which problems are decoded: `n` of a split under a seed, behind the first `skip`; `batch_size` rows together."""
+    """Which problems are decoded: `n` of a split with a seed, after the first `skip`; `batch_size` rows at a time."""
 
     n: int
     seed: int = 0
@@ -66,7 +66,7 @@ class Sample:
 def run(
     llm: LLM, cells: Iterable[Cell], sample: Sample, ledger: Ledger | None = None, tick: Tick | None = None
 ) -> list[ResultRow]:
-    """A row for each cell, in order. `tick` is told each cell's name and correctness, item by item."""
+    """One row per cell, in order. `tick` is called with each cell's name and correctness, item by item."""
     ledger = ledger or Ledger()
     weights = llm.identity["weights"]
     rows = []
@@ -83,7 +83,7 @@ def run(
             on_item = (
                 (lambda item, name=name, task=cell.task: tick(f"{task.name} · {name}", item.correct)) if tick else None
             )
-            begun = ledger.path and ledger.path.parent / "begun" / f"{key}.jsonl"  # items of a cell that is under way
+            begun = ledger.path and ledger.path.parent / "begun" / f"{key}.jsonl"  # items of an unfinished cell
             evaluation = evaluate(
                 llm, cell.task, cell.policy, n=sample.n, seed=sample.seed, split=sample.split, skip=sample.skip,
                 batch_size=sample.batch_size, settings=dict(cell.settings), on_item=on_item, out=begun, resume=True,

@@ -1,9 +1,9 @@
-"""How likely a masked diffusion model finds an answer: the Monte-Carlo estimate of LLaDA's evaluation.
+"""The likelihood of an answer under a masked diffusion model: the Monte-Carlo estimate of LLaDA's evaluation.
 
     log p(answer | context)  ≈  mean over samples of  T / l · Σ log p(hidden token | all that is not hidden)
 
-A sample hides l of the T tokens of the answer at random; l goes evenly through 1 … T. Its expectation is a lower bound
-of the log-likelihood, and exact for an answer of one token. (Nie et al., "Large Language Diffusion Models", 2025.)
+A sample hides l of the T answer tokens at random; l is spread evenly over 1 … T. The expectation is a lower bound of
+the log-likelihood, and exact for an answer of one token. (Nie et al., "Large Language Diffusion Models", 2025.)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @torch.no_grad()
 def monte_carlo(llm: LLM, context: list[int], answer: list[int], samples: int = 128, batch_size: int = 32) -> float:
-    """The estimate, in nats. The same context and answer give the same one."""
+    """The estimate, in nats. It is deterministic for a given context and answer."""
     spec = llm.model.spec
     if spec.causal_block is not None:
         raise TacgError(f"The estimate is for models that see the whole text; {spec.name!r} sees by blocks.")
@@ -42,7 +42,7 @@ def monte_carlo(llm: LLM, context: list[int], answer: list[int], samples: int = 
 
 
 def _hidden(length: int, samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """What each sample hides, bool [samples, T]; and its weight, float64 [samples]: T / l."""
+    """The hidden positions of each sample, bool [samples, T], and its weight T / l, float64 [samples]."""
     rng = torch.Generator().manual_seed(seed)
     first = int(torch.randint(length, (1,), generator=rng))
     count = (first + torch.arange(samples) * length // samples) % length + 1

@@ -1,4 +1,4 @@
-"""The report on a study: what its rows say, in words, tables and pictures. Nothing is measured here."""
+"""The report on a study: its rows as text, tables and plots. Nothing is measured here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tacg.experiments.paper_study import Study
     from tacg.records.rows import ResultRow
 
-WORTHWHILE = 0.08  # share of steps saved that a user would notice
+WORTHWHILE = 0.08  # share of saved steps that a user would notice
 INTRODUCTION = """Every figure and table here is drawn from rows by `tacg report`; nothing is typed in. Knobs were tuned
 on the dev split. These are results of one model that we trained ourselves; `tacg law` asks the same of models that
 others trained, and why ([how](judges.md#the-law))."""
@@ -44,7 +44,7 @@ points of the best, but of different measures. Δ to confidence with its default
 
 
 def write_report(study: Study, path: Path) -> Path:
-    """Run what is missing and write the report, as Markdown and as a page; pictures lie beside the rows."""
+    """Run what is missing and write the report, as Markdown and as HTML; pictures are stored beside the rows."""
     sections = [section(study) for section in (comparison, parts, variants, signals, maps, longer, labels)]
     words = f"{INTRODUCTION}\n\n{abstract(study.compared, study.diagnosed)}"
     text = "\n".join([f"# Results\n\n{words}\n", *(section.markdown(path) for section in sections)])
@@ -72,13 +72,13 @@ def parts(study: Study) -> Section:
 
 
 def variants(study: Study) -> Section:
-    """Departures from the paper's gate, each against the paper's own."""
+    """Departures from the paper's gate, each compared with the paper's own."""
     rows = study.variants()
     return Section("Variants of the gate", OTHERS, [_paired_table(rows, AS_PUBLISHED)], (), provenance(rows))
 
 
 def signals(study: Study) -> Section:
-    """Fig. 1 and beyond: which signal tells right from wrong among proposals of like confidence."""
+    """Fig. 1 and more: which signal separates right from wrong among proposals of similar confidence."""
     rows = study.diagnosed
     pictures = [draw_match(rows, study.home / f"match-{target}.png", target) for target in diagnose.TARGETS]
     tables = diagnose.tables(rows, "reference")
@@ -93,7 +93,7 @@ def maps(study: Study) -> Section:
 
 
 def longer(study: Study) -> Section:
-    """Table 4: both policies at the usual length and at twice it."""
+    """Table 4: both policies at the usual length and at twice that."""
     rows = study.longer()
     bases = {(row["task"], row["length"]): row for row in rows if row["name"] == "confidence"}
     lines = []
@@ -117,14 +117,14 @@ def labels(study: Study) -> Section:
 
 
 def judgement(row: ResultRow) -> str:
-    """Does a gated point lie above its base policy's frontier? By the 95 % intervals of steps and accuracy together."""
+    """Whether a gated point lies above its base policy's frontier, by the 95 % intervals of steps and accuracy."""
     low, high = zip(row["gained_ci"], *[] if row["beyond"] else [row["saved_ci"]], strict=True)
     better, worse = max(low) > 0, min(high) < 0
     return "helps" if better and not worse else "hurts" if worse and not better else "no clear difference"
 
 
 def abstract(compared: Sequence[ResultRow], diagnosed: Sequence[ResultRow]) -> str:
-    """In short: at how many points a gate helps, on which tasks; and what the signals know beyond confidence."""
+    """A summary: at how many points a gate helps, on which tasks, and what signals add to confidence."""
     lines = []
     for policy, base in GATED.items():
         points = [row for row in compared if row["spec"] == policy]
@@ -174,7 +174,7 @@ def versus(rows: Sequence[ResultRow]) -> list[Table]:
 
 
 def _paired_table(rows: Sequence[ResultRow], base: str) -> Table:
-    """One line per row, with what it changes against the row named `base` on the same problems."""
+    """One line per row, with its change from the row named `base` on the same problems."""
     bases = {row["task"]: row for row in rows if row["name"] == base}
     lines = []
     for row in rows:

@@ -1,7 +1,6 @@
-"""Every experiment of the paper on one model: the rows that `paper_report.py` draws its report from.
+"""Every experiment of the paper on one model: the rows from which `paper_report.py` writes its report.
 
-Knobs are tuned on the dev split, sensitivity and signals are looked at there too; all else is measured on test
-problems.
+Knobs are tuned on the dev split, where sensitivity and signals are measured too; everything else uses test problems.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ if TYPE_CHECKING:
     from tacg.tasks import Task
 
 GATED = {"tacg": "confidence", "tacg+klass": "klass"}
-GIVES = (0.0, 0.02, 0.05)  # what a tuned point may lose of the best dev accuracy
-ALWAYS = 0.9995  # a threshold that is as good as one token per step
-# Where tuning starts, beside the defaults at every threshold: the History Gate alone, found on dev problems.
+GIVES = (0.0, 0.02, 0.05)  # how much of the best dev accuracy a tuned point may lose
+ALWAYS = 0.9995  # a threshold this high is practically one token per step
+# Starting points of tuning, besides the defaults at every threshold: the History Gate alone, found on dev problems.
 STARTS: tuple[dict[str, Any], ...] = tuple(
     {"threshold": threshold, "tau_escape": escape, "m_base": persist, "k_extra": 0, "observe": scope}
     for scope in ("block", "sequence")
     for threshold, escape, persist in ((0.7, 0.95, 2), (0.8, 0.98, 2), (0.8, 0.98, 3), (0.95, 0.995, 3))
 )
-# The rows that others are paired with: of the variants of the gate, and of tuning with and without labels.
+# The rows that others are paired with: for variants of the gate, and for tuning with and without labels.
 AS_PUBLISHED, UNTUNED = "the paper's", "confidence, defaults"
-# One departure at a time: what the authors' code does differently, and what we thought of.
+# One departure at a time: where the authors' code differs, and our own ideas.
 VARIANTS: dict[str, dict[str, Any]] = {
     "trajectories of the whole answer": {"observe": "sequence"},
     "fallback by the base policy": {"fallback": "base"},
@@ -52,9 +51,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How many problems: of the comparison, of the other tables, of a map's point; settings that are searched beyond
-    the known ones (half of that for KLASS), problems of a trial, and of the second look at the best of TACG (half for
-    others).
+    """Numbers of problems: in the comparison (`test`), in the other tables (`part`), per point of a map (`point`), per
+    trial of a search (`trial`), and in the second evaluation of TACG's best points (`again`; half for other policies).
+    `trials`: settings searched beyond the known ones (half for KLASS).
     """
 
     test: int = 1000
@@ -67,19 +66,19 @@ class Scale:
 
     @classmethod
     def glance(cls) -> Scale:
-        """Enough to see that everything works."""
+        """Just enough to check that everything works."""
         return cls(test=6, part=4, point=3, trials=2, trial=4, again=4, thresholds=(0.5, 0.9))
 
 
 @dataclass
 class Study:
-    """The experiments on some tasks. Rows go to one file under `home`; started again, the study goes on."""
+    """The experiments on some tasks. Rows go to one file under `home`; a restarted study continues from it."""
 
     llm: LLM
     tasks: Sequence[Task]
     scale: Scale
     home: Path
-    bar: Callable[[str, int], Any]  # opens a progress bar of a title and a number of problems
+    bar: Callable[[str, int], Any]  # opens a progress bar with a title and a number of problems
     seed: int = 0
     batch_size: int = 32
     trials: dict[str, list[ResultRow]] = field(default_factory=dict)
@@ -94,19 +93,19 @@ class Study:
         return Sample(n, self.seed, split, self.batch_size)
 
     def run(self, title: str, cells: Sequence[Cell], n: int, split: str = "test") -> list[ResultRow]:
-        """Evaluate cells under one bar."""
+        """Evaluate cells under one progress bar."""
         with self.bar(title, n * len(cells)) as tick:
             return run(self.llm, cells, self.sample(n, split), self.ledger, tick)
 
     # -- tuning, on the dev split ----------------------------------------------------------------------------------
 
     def tuned(self, task: Task, policy: str, *, labels: bool = True) -> list[ResultRow]:
-        """The front of a search, measured again on more problems, where a point that was best by chance looks worse."""
+        """The Pareto front of a search, evaluated again on more problems to expose points that were best by chance."""
         title = f"{task.name} · tuning {policy}" + ("" if labels else " without labels")
         if title not in self.trials:
             scale, space = self.scale, tune.space_of(policy)
             start = tune.defaults(policy, space)
-            every = 2 if "klass" in policy else 1  # it takes twice the steps
+            every = 2 if "klass" in policy else 1  # it takes twice as many steps
             first = [start, *(start | {"threshold": threshold} for threshold in scale.thresholds[::every])]
             first += [start | known for known in STARTS[::every] if known.keys() <= space.keys()]
             first = [each for number, each in enumerate(first) if each not in first[:number]]
@@ -123,14 +122,14 @@ class Study:
         return self.trials[title]
 
     def judge(self, task: Task, policy: str, labels: bool, n: int, tick: Any) -> tune.Judge:
-        """By accuracy, or by agreement with one token per step."""
+        """A judge by accuracy, or by agreement with one token per step."""
         if labels:
             return tune.by_labels(self.llm, task, policy, self.sample(n, "dev"), self.ledger, tick)
         prompts = [problem.asked for problem in task.problems("dev", n, self.seed)]
         return tune.by_agreement(self.llm, prompts, policy, task.decode, self.ledger, tick, self.batch_size)
 
     def points(self, task: Task, policy: str) -> dict[float, dict[str, Any]]:
-        """Tuned settings from careful to fast, by what they may lose; written as presets too."""
+        """Tuned settings from careful to fast, by the accuracy they may lose; also written as presets."""
         settings = {}
         for give in GIVES:
             chosen = tune.choose(self.tuned(task, policy), give)
@@ -140,14 +139,14 @@ class Study:
         return settings
 
     def preset(self, task: Task, policy: str, give: float) -> Path:
-        """The file of a tuned point."""
+        """The preset file of a tuned point."""
         return self.home / f"{task.name}.{policy}.{give}.toml"
 
     # -- the comparison, on the test split -------------------------------------------------------------------------
 
     @functools.cached_property
     def compared(self) -> list[ResultRow]:
-        """Rows of base policies and of tuned gates, these with what they gain over the base policy's frontier."""
+        """Rows of base policies and tuned gates, the latter with their gain over the base policy's frontier."""
         rows: list[ResultRow] = []
         for policy, base in GATED.items():
             n = self.scale.test if base == "confidence" else self.scale.part
@@ -159,7 +158,7 @@ class Study:
         return over_frontiers(rows, GATED)
 
     def slower(self, task: Task, base: str, rows: Sequence[ResultRow], n: int) -> list[ResultRow]:
-        """More of the base policy's frontier: ever higher thresholds, until one is as slow as every gated point."""
+        """Extend the base policy's frontier with higher thresholds until it is as slow as the slowest gated point."""
         more: list[ResultRow] = []
         slowest = max(row["steps"] for row in rows)
         threshold = max(self.scale.thresholds)
@@ -174,15 +173,15 @@ class Study:
         return Cell(task, spec, knobs, name or f"{spec} {knobs['threshold']}", tags)
 
     def rivals(self, task: Task, policy: str, base: str) -> Iterator[Cell]:
-        """The frontier of a base policy and the tuned points of a gate over it, nothing twice.
+        """The frontier of a base policy and the tuned points of a gate over it, without duplicates.
 
-        The base policy gets every setting that the gate found for it: a gate that does nothing is on the frontier.
+        The base policy gets every setting that the gate found for it, so a gate that does nothing is on the frontier.
         """
         points, plain = self.points(task, policy), base == "confidence"
         known: list[tuple[str, str, dict[str, Any]]] = [
             (base, f"{base} {each}", {"threshold": each}) for each in self.scale.thresholds[:: 1 if plain else 2]
         ]
-        if not plain:  # more than a threshold to set
+        if not plain:  # it has more knobs than a threshold
             known += [(base, f"{base}, tuned", knobs) for knobs in self.points(task, base).values()]
         for knobs in points.values():
             gate, decode = resolve(policy, knobs)
@@ -222,7 +221,7 @@ class Study:
 
     @functools.cached_property
     def diagnosed(self) -> list[ResultRow]:
-        """What every signal knows, one row per task."""
+        """How much each signal tells, one row per task."""
         with self.bar("signals", self.scale.point * len(self.tasks)) as tick:
             sample = self.sample(self.scale.point, "dev")
             return diagnose.diagnose(self.llm, self.tasks, "schedule", sample, self.ledger, tick)
@@ -234,7 +233,7 @@ class Study:
         return self.run("variants", cells, self.scale.part)
 
     def longer(self) -> list[ResultRow]:
-        """Table 4: answers of twice the length, with the knobs tuned for the usual one."""
+        """Table 4: answers twice as long, with the knobs tuned for the usual length."""
         cells = []
         for task in self.tasks:
             knobs = {policy: self.points(task, policy)[GIVES[-1]] for policy in ("confidence", "tacg")}

@@ -1,6 +1,6 @@
-"""The paper's tables and figures: the runs they are made of (`paper.toml`), what was published, and ours beside it.
+"""The paper's tables and figures: their runs (`paper.toml`), the published numbers, and ours beside them.
 
-Every run is a results file. Tables share runs, and what is there already is not decoded again.
+Every run is a results file. Tables share runs, and finished items are not decoded again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAMES = ("table1", "table2", "table3", "table4", "table5", "figures")
 
 @dataclass(frozen=True)
 class PaperRun:
-    """One run of the paper, and what was published for it; None where nothing was."""
+    """One run of the paper and its published numbers; None where nothing was published."""
 
     model: str
     task: str
@@ -49,13 +49,13 @@ class PaperRun:
 
 @functools.cache
 def paper() -> dict[str, Any]:
-    """The whole of `paper.toml`."""
+    """The content of `paper.toml`."""
     text = resources.files("tacg.experiments").joinpath("paper.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
 def runs_of(name: str) -> list[PaperRun]:
-    """The runs of a table, or of the figures that are drawn from runs."""
+    """The runs of a table, or of the figures that need runs."""
     if name not in NAMES:
         raise unknown("table", name, NAMES)
     if name == "figures":
@@ -68,7 +68,7 @@ def _lines(table: str) -> list[PaperRun]:
 
 
 def grid_of(figure: str) -> list[PaperRun]:
-    """The runs of Fig. 3 or 4: every pair of values of two axes; `a+b` moves two knobs together."""
+    """The runs of Fig. 3 or 4: every pair of values of two axes; `a+b` varies two knobs together."""
     facts = paper()["figures"]
     (x, xs), (y, ys) = facts[figure].items()
     return [
@@ -79,12 +79,12 @@ def grid_of(figure: str) -> list[PaperRun]:
 
 @dataclass(frozen=True)
 class Stage:
-    """Where the plan is played.
+    """How the runs are carried out.
 
-    rehearsal  a built-in model that stands in for all of the paper's, on pocket tasks; empty: the real thing
-    released   gate as the authors' code does instead of as their paper does
-    n          problems a run at most; None: all
-    data       files of the sets, by task; those that are not named are downloaded
+    rehearsal  a built-in model that replaces all of the paper's models, on pocket tasks; empty: the real models
+    released   use the gate of the authors' code instead of the paper's
+    n          maximum number of problems per run; None: all
+    data       files of the datasets, by task; the others are downloaded
     """
 
     rehearsal: str = ""
@@ -102,7 +102,7 @@ class Stage:
         return f"{name}+{base}:{line.model}/{known}" if base else f"{name}:{line.model}/{known}"
 
     def task(self, line: PaperRun) -> Task:
-        """The set, or what stands in for it."""
+        """The task, or its replacement in a rehearsal."""
         if self.rehearsal:
             return get_task(paper()["rehearsal"][line.task])
         knobs = paper()["knobs"].get(line.model, {}).get(line.task, {})
@@ -116,9 +116,9 @@ class Stage:
         return whole if self.n is None else min(whole, self.n)
 
     def settings(self, line: PaperRun) -> dict[str, Any]:
-        """What the run changes in the published settings. A rehearsal keeps the proportions of lengths."""
+        """The run's changes to the published settings. A rehearsal keeps the proportions of lengths."""
         changed = {**PARTS.get(line.part, {}), **dict(line.knobs)}
-        if self.released and "m_base" in changed:  # one length for both
+        if self.released and "m_base" in changed:  # the released rules have one knob for both
             changed = {name: value for name, value in changed.items() if name != "m_extra"}
             changed["m"] = changed.pop("m_base")
         if line.gen_length is not None:
@@ -130,7 +130,7 @@ class Stage:
         return changed
 
     def forwards(self, line: PaperRun) -> int:
-        """About how many model calls it takes, by the steps or the TPF that were published."""
+        """The approximate number of model calls, from the published steps or TPF."""
         known = line if line.tpf else next(each for each in _lines("table1") if _same_run(each, line))
         if known.steps is not None and not self.rehearsal:
             return round(self.items(line) * known.steps)
@@ -139,7 +139,7 @@ class Stage:
         return round(self.items(line) * length / (known.tpf or 1.0))
 
     def file(self, line: PaperRun) -> str:
-        """The name of its results file: equal runs of two tables have one."""
+        """The name of its results file; equal runs of two tables share it."""
         changed = [f"{name}={value}" for name, value in sorted(self.settings(line).items())]
         return ".".join([line.model, line.task, self.policy(line).partition(":")[0], *changed]) + ".jsonl"
 
@@ -161,7 +161,7 @@ def play(
     lines: Sequence[PaperRun], stage: Stage, load: Callable[[str], Decoder], home: Path, batch_size: int = 32,
     tick: Callable[[str, Item], None] | None = None,
 ) -> list[ResultRow]:  # fmt: skip
-    """A row a run, in order; models are loaded one after the other by `load`, which is told the paper's name."""
+    """One row per run, in order; `load` loads the models one after the other, by the paper's name."""
     rows: dict[int, ResultRow] = {}
     for model in dict.fromkeys(line.model for line in lines):
         llm = load(model)
@@ -191,7 +191,7 @@ COLUMNS = ("run", "set", "n", "accuracy %", "strict %", "paper %", "Δ items", "
 
 
 def plan(name: str, stage: Stage, home: Path) -> Table:
-    """What a table would take: runs, problems, forwards, and how much of it is done already."""
+    """What a table would take: runs, problems, forwards, and how much of it is done."""
     body, runs = [], {stage.file(line): line for line in runs_of(name)}
     for file, line in runs.items():
         gen = settings_of(stage.task(line), stage.policy(line), stage.settings(line))["gen_length"]
@@ -207,7 +207,7 @@ def plan(name: str, stage: Stage, home: Path) -> Table:
 
 
 def tables(name: str, rows: Sequence[ResultRow]) -> list[Table]:
-    """The paper's figures beside ours; differences are in problems, where model and problems are the paper's."""
+    """The paper's numbers beside ours; differences are counted in problems, if model and problems are the paper's."""
     if name == "table5":
         return [_steps_table(rows)]
     lines = []
@@ -241,7 +241,7 @@ def _steps_table(rows: Sequence[ResultRow]) -> Table:
 
 
 def _items(row: ResultRow) -> str:
-    """How many problems more than published; by the released extraction where there is one, as in the paper."""
+    """The difference from the published result in problems, by the released grading where there is one."""
     published = row["line"].accuracy
     if row["rehearsal"] or published is None:
         return ""
@@ -259,7 +259,7 @@ def _shown(value: float | None, scale: float = 1.0) -> str:
 
 
 def heat_rows(figure: str, rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """The rows of Fig. 3 or 4, as `draw_heat` takes them."""
+    """The rows of Fig. 3 or 4, for `draw_heat`."""
     x, y = paper()["figures"][figure]
     wanted = grid_of(figure)
     return [
@@ -269,7 +269,7 @@ def heat_rows(figure: str, rows: Sequence[ResultRow]) -> list[ResultRow]:
 
 
 def pace_rows(rows: Sequence[ResultRow]) -> Iterator[ResultRow]:
-    """The rows of Fig. 5, as `draw_dynamics` takes them."""
+    """The rows of Fig. 5, for `draw_dynamics`."""
     for row in rows:
         line = row["line"]
         if not line.knobs:

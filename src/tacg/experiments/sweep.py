@@ -1,4 +1,4 @@
-"""Any knobs over any values: two of them give heat maps (the paper's Figs. 3 and 4), one gives a frontier a policy."""
+"""Any knobs over any values: two axes give heat maps (the paper's Figs. 3 and 4), one gives a frontier per policy."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Axis:
-    """Knobs that move together, and the values they take."""
+    """Knobs that change together, and their values."""
 
     knobs: tuple[str, ...]
     values: tuple[Any, ...]
 
     @property
     def label(self) -> str:
-        """The knobs, as they were asked for."""
+        """The knobs as the user wrote them."""
         return "+".join(self.knobs)
 
     def at(self, value: Any) -> dict[str, Any]:
@@ -42,9 +42,9 @@ def sweep(
     llm: LLM, tasks: Sequence[Task], policies: Sequence[str], x: Axis, y: Axis | None, sample: Sample,
     settings: Mapping[str, Any] | None = None, ledger: Ledger | None = None, tick: Tick | None = None,
 ) -> list[ResultRow]:  # fmt: skip
-    """A row for every task, policy and pair of values; `x` and `y` are columns of the rows.
+    """One row for every task, policy and pair of values; `x` and `y` are columns of the rows.
 
-    With one axis, rows of a policy over another one that is there too know what they gain over its whole frontier.
+    With one axis, rows of a gated policy get their gain over the base policy's frontier, if that is included too.
     """
     cells = []
     for task in tasks:
@@ -62,7 +62,7 @@ def sweep(
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """A table a task: every point, the most accurate first, with what it gains over a frontier if that is known."""
+    """One table per task: every point, the most accurate first, with its gain over a frontier if that is known."""
     gains = {"saved": "steps saved %", "gained": "accuracy gained"} if any("saved" in row for row in rows) else {}
     made = []
     for task in dict.fromkeys(row["task"] for row in rows):

@@ -1,7 +1,7 @@
-"""Find a policy's knobs: many trials on the dev split, two goals (quality and steps), the front of the best trade-offs.
+"""Tune a policy's knobs: many trials on the dev split with two goals (quality and steps), and their Pareto front.
 
-Quality is accuracy where answers can be graded. Without labels it is agreement with decoding one token per step, which
-is the best that the model can do by itself and needs nothing but prompts. Needs the extra `tune`.
+Quality is accuracy if answers can be graded. Without labels it is agreement with decoding one token per step, which is
+the most careful decode and needs only prompts. Needs the extra `tune`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Range:
-    """Values to try: a list, or everything from low to high (whole numbers if both are; `log`: evenly in the log)."""
+    """Values to try: a list, or a range from low to high (integers if both are; `log`: uniform in the logarithm)."""
 
     low: float = 0.0
     high: float = 0.0
@@ -73,24 +73,24 @@ SPACE: dict[str, Range] = {
     "k_ratio": Range(0.1, 2.0),
     "rejoin": Range(choices=(True, False)),
 }
-# Searched only when named: departures from the paper, and what rarely matters.
+# Searched only when named: departures from the paper, and knobs that rarely matter.
 ASKED = ("fallback", "support", "max_support", "k_ratio", "rejoin")
 
 
 def space_of(policy: str, only: Sequence[str] = ()) -> dict[str, Range]:
-    """The knobs to search: those of `SPACE` that the policy or the decode has, or only the named ones."""
+    """The knobs to search: those in `SPACE` that the policy or the decode has, or only the named ones."""
     known = {**Decode().knobs(), **get_policy(policy).knobs()}
     for name in only:
         if name not in known or name not in SPACE:
             raise unknown("knob to tune", name, [each for each in SPACE if each in known])
-    gated = "k_extra" in known  # where trajectories are followed matters to gated policies only
+    gated = "k_extra" in known  # `observe` matters only to gated policies
     return {
         name: values for name, values in SPACE.items()
         if name in known and (name in only if only else name not in ASKED and (gated or name != "observe"))
     }  # fmt: skip
 
 
-# A row of agreement.
+# The shape of an agreement row.
 AGREED = {
     "quality": Number(0, 1), "steps": Number(0), "policy": str, "n": COUNT, "item_quality?": [Number(0, 1)],
     "item_steps?": [COUNT], "seconds?": Number(0),
@@ -98,14 +98,14 @@ AGREED = {
 
 
 class Judge(Protocol):
-    """Gives settings a row with `quality` and `steps`."""
+    """Evaluates settings and returns a row with `quality` and `steps`."""
 
     def __call__(self, settings: Mapping[str, Any], name: str) -> ResultRow:
         """Decode with these settings; `name` is for the progress bar."""
 
 
 def by_labels(llm: LLM, task: Task, policy: str, sample: Sample, ledger: Ledger, tick: Tick | None = None) -> Judge:
-    """Quality is accuracy on the task."""
+    """A judge whose quality is accuracy on the task."""
 
     def judge(settings: Mapping[str, Any], name: str) -> ResultRow:
         (row,) = run(llm, [Cell(task, policy, settings, name)], sample, ledger, tick)
@@ -118,9 +118,9 @@ def by_agreement(
     llm: LLM, prompts: Sequence[Any], policy: str, decode: Mapping[str, Any], ledger: Ledger, tick: Tick | None = None,
     batch_size: int = 32,
 ) -> Judge:  # fmt: skip
-    """Quality is how much the answers agree with those of one token per step; no labels are looked at.
+    """A judge whose quality is agreement with decoding one token per step; no labels are used.
 
-    prompts  whatever `LLM.generate` takes; of a canvas, what is filled in must agree
+    prompts  anything `LLM.generate` accepts; for a canvas, the filled holes are compared
     """
     lengths: dict[str, Any] = {"early_stop": False, **decode}
     weights, asked = llm.identity["weights"], list(prompts)
@@ -161,7 +161,7 @@ def by_agreement(
 def careful_answers(
     llm: LLM, prompts: Sequence[Any], shape: Mapping[str, Any], ledger: Ledger, batch_size: int = 32
 ) -> list[str]:
-    """What one token per step writes; kept in the ledger, as it is by far the slowest."""
+    """The answers of one token per step; kept in the ledger, because this is by far the slowest decode."""
     model = identity_for(llm, get_policy("schedule"))
     key = key_of(careful=list(prompts), shape=dict(shape), model=model, version=__version__)
     row = ledger.get(key, {"texts": [str]})
@@ -173,7 +173,7 @@ def careful_answers(
 
 
 def written(llm: LLM, output: Output) -> str:
-    """What an answer is compared by: its text, or the tokens in a canvas' holes as words, since its rest was given."""
+    """The text by which answers are compared: the whole answer, or for a canvas only the tokens in its holes."""
     if not output.holes:
         return llm.text(output.tokens)
     places = sorted({commit.position for commit in output.commits})
@@ -181,22 +181,22 @@ def written(llm: LLM, output: Output) -> str:
 
 
 def agreement(ours: str, theirs: str) -> float:
-    """Half a mark for the words in common, half for the very same text.
+    """Half for the share of common words, half for identical text.
 
-    Words alone would not do: a grid with one wrong digit, or a program with one wrong sign, has nearly all of them.
+    Common words are not enough: a grid with one wrong digit or a program with one wrong sign has almost all of them.
     """
     return (likeness(ours, theirs) + (ours == theirs)) / 2
 
 
 def likeness(ours: str, theirs: str) -> float:
-    """1 for the same text, 0 for nothing in common: the share of words in common runs, wherever these stand."""
+    """Similarity from 0 (nothing in common) to 1 (the same text): the share of words in common runs."""
     return SequenceMatcher(None, ours.split(), theirs.split(), autojunk=False).ratio()
 
 
 def tune(
     judge: Judge, space: Mapping[str, Range], trials: int, seed: int = 0, first: Sequence[Mapping[str, Any]] = ()
 ) -> list[ResultRow]:
-    """Try `trials` settings, `first` ones first; all rows, each with its settings. The same seed tries the same."""
+    """Try `trials` settings, starting with `first`; returns all rows with their settings. Seeded."""
     try:
         import optuna
     except ImportError:
@@ -223,7 +223,7 @@ def choose(rows: Sequence[ResultRow], give: float = 0.01) -> ResultRow:
 
 
 def table(rows: Sequence[ResultRow], chosen: ResultRow, title: str) -> Table:
-    """The front, with the chosen point marked."""
+    """The Pareto front, with the chosen point marked."""
     lines = [
         (
             "*" if row is chosen else "", f"{100 * row['quality']:.1f}", f"{row['steps']:.1f}",
@@ -235,7 +235,7 @@ def table(rows: Sequence[ResultRow], chosen: ResultRow, title: str) -> Table:
 
 
 def write_preset(path: Path, policy: str, settings: Mapping[str, Any], about: str) -> Path:
-    """A preset file with everything that is not a default: spelled `name:path.toml`, every command starts from it."""
+    """Write a preset file with all settings that are not defaults; every command accepts it as `name:path.toml`."""
     made, decode = resolve(policy, dict(settings))
     lines = [f"# {about}", f'policy = "{policy.partition(":")[0]}"', ""]
     for part, knobs, values in (("knobs", made.knobs(), made.values()), ("decode", decode.knobs(), decode.values())):
@@ -245,7 +245,7 @@ def write_preset(path: Path, policy: str, settings: Mapping[str, Any], about: st
 
 
 def defaults(policy: str, space: Mapping[str, Range]) -> dict[str, Any]:
-    """The policy's own settings, as far as they are searched: a good first trial."""
+    """The policy's default values of the searched knobs: a good first trial."""
     made, decode = resolve(policy, {})
     values = {**decode.values(), **made.values()}
     return {name: values[name] for name in space if values[name] is not None}

@@ -1,1 +1,1 @@
-"""Rows of results and what is made of them: files, tables, plots. Experiments, benches and `scale` build on it."""
+"""Rows of results and what is made from them: files, tables, plots. Used by experiments, benchmarks and `scale`."""

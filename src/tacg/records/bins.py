@@ -1,4 +1,4 @@
-"""The bins that signals are counted in, by their edges and by their names."""
+"""The bins in which signals are counted: edges and names."""
 
 from __future__ import annotations
 

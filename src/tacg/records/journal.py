@@ -1,4 +1,4 @@
-"""A file that grows row by row and survives whatever happens: a header, then rows, each on disk at once."""
+"""A crash-safe file of rows: a header, then rows, each written to disk at once."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """A JSONL file whose first row says what the others depend on.
+    """A JSONL file whose first row is a header with everything the other rows depend on.
 
-    header  a file that was begun with another one is refused, and told what differs
-    resume  go on with a file that is there already; a last row that a crash cut off is removed
-    rows    those that were there; the first is in line 2 of the file
+    header  if the file was begun with another header, it is refused; the message names what differs
+    resume  continue an existing file; a last row that a crash cut off is removed
+    rows    the existing rows; the first is on line 2 of the file
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any], *, resume: bool = False) -> None:
         refuse_unwritable(path, resume=resume)
         self.path = path
-        self.header: ResultRow = json.loads(json.dumps(header, default=str))  # as it will be read back
-        self._turn = threading.Lock()  # rows come from several threads
+        self.header: ResultRow = json.loads(json.dumps(header, default=str))  # as it would be read back
+        self._turn = threading.Lock()  # several threads add rows
         self._file = path.open("ab", buffering=0)
         try:
             self._lock()
@@ -60,7 +60,7 @@ class Journal:
         self._file.close()
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add a row, on disk at once."""
+        """Add a row; it is on disk when this returns."""
         with self._turn:
             try:
                 append_line(self._file, row)
@@ -69,15 +69,15 @@ class Journal:
                 raise not_written(self.path, error) from None
 
     def put_in_order(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Replace all rows by these, in one stroke; for the end, when nothing more will come."""
+        """Replace all rows by these, atomically; called at the end, when no more rows will follow."""
         write_file(self.path, b"".join(json.dumps(row).encode() + b"\n" for row in (self.header, *rows)))
 
 
-BEGINNING = b'{"run":'  # of every header
+BEGINNING = b'{"run":'  # the start of every header
 
 
 def refuse_unwritable(path: Path, *, resume: bool) -> None:
-    """Raise unless a journal can be begun here or, with `resume`, gone on with."""
+    """Raise unless a journal can be begun here or, with `resume`, continued."""
     make_room(path)
     if path.exists() and not resume:
         raise TacgError(f"{path} is there already: go on with it (--resume) or name another file.")
@@ -92,7 +92,7 @@ def read_journal(path: Path) -> tuple[ResultRow, list[ResultRow]]:
 
 
 def refuse_other_settings(path: Path, there: ResultRow, here: ResultRow) -> None:
-    """Raise unless both headers say the same, naming what differs."""
+    """Raise unless both headers are equal, naming what differs."""
     differs = [
         f"{name[:80]}: {str(before)[:80]} there, {str(now)[:80]} here"
         for name, before, now in _differences(there, here) if before != now
@@ -104,7 +104,7 @@ def refuse_other_settings(path: Path, there: ResultRow, here: ResultRow) -> None
 
 
 def _differences(there: Any, here: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """What two headers say, leaf by leaf."""
+    """The values of two headers, leaf by leaf."""
     if isinstance(there, dict) and isinstance(here, dict):
         for key in dict.fromkeys([*there, *here]):
             full = f"{name}.{key}" if name else str(key)
@@ -114,10 +114,10 @@ def _differences(there: Any, here: Any, name: str = "") -> Iterator[tuple[str, A
 
 
 def _parse(content: bytes, path: Path) -> tuple[ResultRow | None, list[ResultRow], int]:
-    """Header, rows and how many bytes they take: what a crash left after the last whole row is not read."""
+    """Header, rows and their size in bytes; anything after the last complete row (left by a crash) is ignored."""
     rows, end = parse_rows(content, path)
     if rows and not isinstance(rows[0].get("run"), dict):
         raise TacgError(f"{path} is no results file: its first row must say `run`, got {', '.join(rows[0])[:200]}.")
     if not rows and not content.startswith(BEGINNING) and not BEGINNING.startswith(content):
-        raise TacgError(f"{path} is no results file; name another one.")  # least of all one to be mended
+        raise TacgError(f"{path} is no results file; name another one.")  # never overwrite such a file
     return (rows[0], rows[1:], end) if rows else (None, [], 0)

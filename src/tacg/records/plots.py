@@ -1,4 +1,4 @@
-"""Pictures drawn from rows. They need the extra `plots`."""
+"""Plots drawn from rows. They need the extra `plots`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLOURS = ["#4c72b0", "#c44e52", "#55a868", "#8172b3", "#ccb974", "#64b5cd", "#8
 
 
 def draw_plane(rows: Sequence[ResultRow], path: Path) -> Path:
-    """The accuracy-TPF plane, a panel a task: a policy is a point, an arrow leads from a base to its gated form."""
+    """The accuracy-TPF plane, one panel per task: policies are points, arrows lead from a base to its gated form."""
     colour = _colours(row["name"] for row in rows)
     figure, panels = _panels(_tasks(rows))
     for task, panel in panels:
@@ -37,7 +37,7 @@ def draw_plane(rows: Sequence[ResultRow], path: Path) -> Path:
 
 
 def draw_frontier(rows: Sequence[ResultRow], path: Path) -> Path:
-    """Accuracy over TPF as one knob moves, a line a policy."""
+    """Accuracy over TPF as one knob varies, one line per policy."""
     colour = _colours(row["spec"] for row in rows)
     figure, panels = _panels(_tasks(rows))
     for task, panel in panels:
@@ -52,7 +52,7 @@ def draw_frontier(rows: Sequence[ResultRow], path: Path) -> Path:
 
 
 def draw_heat(rows: Sequence[ResultRow], path: Path) -> Path:
-    """Two knobs against each other: accuracy in the upper row of panels, tokens per forward in the lower one."""
+    """Two knobs against each other: accuracy in the upper row of panels, tokens per forward in the lower row."""
     tasks = _tasks(rows)
     figure, panels = _panels(
         [f"{task}: {what}" for what in ("accuracy, %", "TPF") for task in tasks], columns=len(tasks)
@@ -75,7 +75,7 @@ def draw_heat(rows: Sequence[ResultRow], path: Path) -> Path:
 
 
 def draw_dynamics(rows: Sequence[ResultRow], path: Path) -> Path:
-    """The paper's Fig. 5: tokens committed at each step beyond what the baseline commits there."""
+    """The paper's Fig. 5: tokens committed at each step minus those that the baseline commits there."""
     groups = list(dict.fromkeys((row["task"], row["gate"], row["over"]) for row in rows))
     colour = _colours(row["name"] for row in rows if row["name"] != "baseline")
     figure, panels = _panels([f"{task} over {over}" for task, _, over in groups], columns=min(3, len(groups)))
@@ -92,7 +92,7 @@ def draw_dynamics(rows: Sequence[ResultRow], path: Path) -> Path:
 
 
 def draw_match(rows: Sequence[ResultRow], path: Path, target: str = "final") -> Path:
-    """The paper's Fig. 1: match by streak and by support within bins of confidence; and the calibration curve."""
+    """The paper's Fig. 1: match by streak and by support within bins of confidence, and the calibration curve."""
     titles = [f"{row['task']}: {what}" for row in rows for what in ("streak", "support", "calibration")]
     figure, panels = _panels(titles, columns=3)
     for number, (title, panel) in enumerate(panels):
@@ -138,7 +138,7 @@ def draw_law(rows: Sequence[ResultRow], path: Path) -> Path:
 
 
 def draw_trials(rows: Sequence[ResultRow], path: Path) -> Path:
-    """What a search tried: quality over steps, and the front of the best trade-offs as a line."""
+    """The trials of a search: quality over steps, with the Pareto front as a line."""
     figure, panels = _panels([rows[0]["policy"].partition("(")[0]])
     (_, panel), best = panels[0], front(rows)
     panel.plot([row["steps"] for row in rows], [100 * row["quality"] for row in rows], "o", color="#bbb", label="tried")
@@ -150,7 +150,7 @@ def draw_trials(rows: Sequence[ResultRow], path: Path) -> Path:
 
 
 def draw_gain(rows: Sequence[ResultRow], path: Path) -> Path:
-    """How many times faster each cache is, over the length of the prompt."""
+    """Speed-up of each cache over the length of the prompt."""
     families = list(dict.fromkeys(row["family"] for row in rows))
     figure, panels = _panels(families)
     colour = _colours(row["cache"] for row in rows)
@@ -164,7 +164,7 @@ def draw_gain(rows: Sequence[ResultRow], path: Path) -> Path:
 
 
 def draw_growth(rows: Sequence[ResultRow], path: Path) -> Path:
-    """Milliseconds of each subject as one measure of the shape changes and the others stay as in the first row."""
+    """Milliseconds of each subject as one dimension of the shape varies and the others stay as in the first row."""
     names = [name for name in ("vocabulary", "positions", "batch", "prompt", "masked") if name in rows[0]]
     varied = [name for name in names if len({row[name] for row in rows}) > 1]
     figure, panels = _panels(varied)
@@ -186,7 +186,7 @@ def draw_growth(rows: Sequence[ResultRow], path: Path) -> Path:
 
 
 def draw_shares(rows: Sequence[ResultRow], path: Path) -> Path:
-    """Tokens a second by batch size, where the time goes, and how near a random model gets to its products."""
+    """Tokens per second by batch size, where the time goes, and how far a random model is from pure matrix products."""
     mine, bound = ([row for row in rows if name in row] for name in ("shares", "share_of_limit"))
     figure, panels = _panels(["speed", "shares", "limit"])
     (_, speed), (_, share), (_, limit) = panels
@@ -242,7 +242,7 @@ def _about(rows: Sequence[ResultRow]) -> str:
 
 
 def _panels(titles: Sequence[str], columns: int | None = None) -> tuple[Any, list[tuple[str, Any]]]:
-    """A figure and its panels, one a title."""
+    """A figure and its panels, one per title."""
     try:
         import matplotlib
     except ImportError:

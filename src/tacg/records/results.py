@@ -1,7 +1,7 @@
-"""A results file: a first row that says everything a run depends on, then one row per item.
+"""A results file: a header row with everything a run depends on, then one row per item.
 
-Rows are on disk as soon as their items are graded, so that a crash, a kill or a power cut loses only what was in
-flight. A finished file is put in the order of the problems: interrupted or not, a run ends with the same bytes.
+Rows are written as soon as their items are graded, so a crash, a kill or a power cut loses only items in progress.
+A finished file is sorted by problem: an interrupted and resumed run ends with the same bytes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ ROW = {
 class Item:
     """One problem, decoded and graded.
 
-    pace       by how many positions each step got ahead: what it committed, less what it masked again
-    strict     see `Grade`, as `valid`
-    positions  see `Output`, as `auxiliary`; 0 in files of versions that did not count them
+    pace       net commits of each step: positions committed minus positions re-masked
+    strict     see `Grade`, also for `valid`
+    positions  see `Output`, also for `auxiliary`; 0 in files of versions that did not count them
     """
 
     id: str
@@ -61,9 +61,9 @@ class Item:
 
 
 class Results:
-    """The items of one run, by the number of their problem; without a path in memory only. See `Journal`.
+    """The items of one run by problem number; without a path, in memory only. See `Journal`.
 
-    ids  of the run's problems, in order; a row that answers another one is refused
+    ids  ids of the run's problems, in order; rows with another id are refused
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class Results:
             self.journal.__exit__()
 
     def add(self, number: int, item: Item) -> None:
-        """Keep an item, on disk at once."""
+        """Add an item; it is on disk when this returns."""
         self.items[number] = item
         if self.journal is not None:
             self.journal.append(_row(number, item))
 
     def finish(self) -> None:
-        """All items are there: put the rows in the order of the problems."""
+        """Called when all items are there: sort the rows by problem."""
         if self.journal is not None:
             self.journal.put_in_order(_row(number, self.items[number]) for number in sorted(self.items))
 
@@ -108,7 +108,7 @@ def _row(number: int, item: Item) -> ResultRow:
 
 
 def _items(rows: Sequence[ResultRow], path: Path, n: int, ids: Sequence[str] = ()) -> dict[int, Item]:
-    """The items of a run with `n` problems, by number; raises at the first row that cannot be one."""
+    """The items of a run with `n` problems, by number; raises at the first invalid row."""
     items: dict[int, Item] = {}
     lines: dict[str, int] = {}  # by id
     for line, row in enumerate(rows, start=2):
@@ -121,7 +121,7 @@ def _items(rows: Sequence[ResultRow], path: Path, n: int, ids: Sequence[str] = (
 
 
 def _impossible(row: ResultRow, n: int) -> str:
-    """What contradicts itself in a row, in words."""
+    """Describe what is inconsistent in a row, or return an empty text."""
     known = {"number", *Item.__dataclass_fields__}
     if more := sorted(row.keys() - known):
         return f"`{more[0][:80]}` is no field of this version's rows"
@@ -135,7 +135,7 @@ def _impossible(row: ResultRow, n: int) -> str:
 
 
 def _of_another(row: ResultRow, items: Mapping[int, Item], lines: Mapping[str, int], ids: Sequence[str]) -> str:
-    """Whether the row answers another problem than its number says, or one that has been answered, in words."""
+    """Describe why the row's id does not fit its number or occurs twice, or return an empty text."""
     name, number = row["id"], row["number"]
     if name in lines:
         return f"{brief(name)} is answered a second time, the first is in line {lines[name]}"
@@ -147,5 +147,5 @@ def _of_another(row: ResultRow, items: Mapping[int, Item], lines: Mapping[str, i
 
 
 def _item(number: int, pace: list[int], **fields: Any) -> Item:
-    known = {name: value for name, value in fields.items() if value is not None}  # null says as much as nothing
+    known = {name: value for name, value in fields.items() if value is not None}  # null means missing
     return Item(pace=tuple(pace), **known)

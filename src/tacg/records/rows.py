@@ -1,4 +1,4 @@
-"""Rows of results in a JSONL file: appended as they are made, found again when an experiment is started again."""
+"""Rows of results in a JSONL file: appended as they are computed, and reused when an experiment is started again."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ResultRow = dict[str, Any]
-PAUSE = 0.2  # seconds: long enough for another process to end its line
+PAUSE = 0.2  # seconds: long enough for another process to finish its line
 
 
 def write_rows(path: Path, rows: Iterable[ResultRow]) -> None:
-    """Append rows to a JSONL file: other processes may append to it, too."""
+    """Append rows to a JSONL file; other processes may append to it at the same time."""
     real = place_of(path)
     try:
         with real.open("ab", buffering=0) as file:
@@ -35,19 +35,19 @@ def write_rows(path: Path, rows: Iterable[ResultRow]) -> None:
 
 
 def append_line(file: BinaryIO, row: Any) -> None:
-    """Add a row to a file that is opened without a buffer: all of it, or nothing if the disk is full."""
+    """Append a row to an unbuffered file: completely, or not at all if the disk is full."""
     line = memoryview(json.dumps(row).encode() + b"\n")
     before = os.fstat(file.fileno()).st_size
     try:
         while line:
             line = line[file.write(line) :]
     except OSError:
-        file.truncate(before)  # half a row would spoil the next one
+        file.truncate(before)  # half a row would damage the next one
         raise
 
 
 def lock(file: BinaryIO, *, give_back: bool = False, wait: bool = True) -> None:
-    """Keep others from writing until it is given back, or the process ends, however it does."""
+    """Lock the file against other writers until it is unlocked or the process ends."""
     with contextlib.suppress(ImportError):  # not on Windows
         import fcntl
 
@@ -55,14 +55,14 @@ def lock(file: BinaryIO, *, give_back: bool = False, wait: bool = True) -> None:
 
 
 def read_rows(path: Path) -> list[ResultRow]:
-    """The rows of a JSONL file. A last line that was cut off in the middle is left out."""
+    """The rows of a JSONL file. An incomplete last line is left out."""
     return parse_rows(read_bytes(path, "file of rows"), path)[0]
 
 
 def parse_rows(content: bytes, path: Path) -> tuple[list[ResultRow], int]:
-    """The rows of a JSONL file's content, one for each line, and how many bytes they take.
+    """The rows of a JSONL file's content, one per line, and their size in bytes.
 
-    A crash may have cut off what follows.
+    Anything after that is an incomplete line.
     """
     end = content.rfind(b"\n") + 1
     rows = []
@@ -76,12 +76,12 @@ def parse_rows(content: bytes, path: Path) -> tuple[list[ResultRow], int]:
 
 
 class Ledger:
-    """The rows that an experiment has made so far, by the key of what made them. Without a path: in memory only."""
+    """The rows of an experiment so far, by a key of their inputs. Without a path: in memory only."""
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
         self.rows: dict[str, ResultRow] = {}
-        self._lines: dict[str, int] = {}  # where the rows are that were there
+        self._lines: dict[str, int] = {}  # line numbers of rows read from the file
         if path is not None:
             make_room(path)
             if path.exists():
@@ -90,13 +90,13 @@ class Ledger:
     def _read(self, path: Path) -> None:
         content = read_bytes(path, "file of rows")
         if not content.endswith(b"\n"):
-            time.sleep(PAUSE)  # somebody may be writing it
+            time.sleep(PAUSE)  # another process may be writing it
             content = read_bytes(path, "file of rows")
         rows, end = parse_rows(content, path)
         if content and not rows:
             raise TacgError(f"{path} has no whole row: delete it, or name another file.")
         if end < len(content):
-            os.truncate(path, end)  # mend a cut-off line
+            os.truncate(path, end)  # remove an incomplete line
         for line, row in enumerate(rows, start=1):
             if "key" in row:
                 if wrong := misfit(row, {"key": str}):
@@ -106,7 +106,7 @@ class Ledger:
     def get(
         self, key: str, shape: Mapping[str, Any], impossible: Callable[[ResultRow], str] = lambda row: ""
     ) -> ResultRow | None:  # fmt: skip
-        """The row that was made under this key. Nobody can go on with one of another shape, or an impossible one."""
+        """The row stored under this key. A row that has another shape or is impossible raises an error."""
         row = self.rows.get(key)
         if row is not None and key in self._lines and (wrong := misfit(row, dict(shape)) or impossible(row)):
             assert self.path is not None
@@ -114,8 +114,8 @@ class Ledger:
         return row
 
     def add(self, key: str, row: ResultRow) -> ResultRow:
-        """Keep a row, on disk at once."""
-        kept: ResultRow = json.loads(json.dumps({**row, "key": key}))  # as it will be read back
+        """Store a row; it is on disk when this returns."""
+        kept: ResultRow = json.loads(json.dumps({**row, "key": key}))  # as it would be read back
         self.rows[key] = kept
         if self.path is not None:
             write_rows(self.path, [kept])
@@ -127,5 +127,5 @@ def _no_row(path: Path, line: int, wrong: str) -> TacgError:
 
 
 def key_of(**facts: Any) -> str:
-    """A short name for everything that a row depends on."""
+    """A short hash of everything that a row depends on."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]

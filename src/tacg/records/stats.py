@@ -1,4 +1,4 @@
-"""Intervals and tests: exact where that is cheap, seeded where it is not."""
+"""Intervals and tests: exact where that is cheap, otherwise seeded resampling."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Z95 = 1.959963984540054
 
 
 def wilson(hits: int, n: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson's score)."""
+    """95 % interval of a proportion (Wilson score)."""
     share, z2 = hits / n, Z95**2
     centre = (share + z2 / (2 * n)) / (1 + z2 / n)
     reach = Z95 * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
@@ -28,7 +28,7 @@ def wilson(hits: int, n: int) -> tuple[float, float]:
 
 
 def mcnemar(ours: Sequence[bool], theirs: Sequence[bool]) -> float:
-    """Exact two-sided p-value that two systems, judged on the same items, are right equally often."""
+    """Exact two-sided p-value for the hypothesis that two systems are right equally often on the same items."""
     gained = sum(a and not b for a, b in zip(ours, theirs, strict=True))
     lost = sum(b and not a for a, b in zip(ours, theirs, strict=True))
     n = gained + lost
@@ -45,7 +45,7 @@ def paired_bootstrap(
     return means[int(0.025 * rounds)] / len(differences), means[int(0.975 * rounds) - 1] / len(differences)
 
 
-@functools.lru_cache(maxsize=8)  # whoever compares two systems compares many
+@functools.lru_cache(maxsize=8)  # comparisons reuse the same resamples
 def resamples(n: int, rounds: int, seed: int = 0) -> NDArray[np.float64]:
     """How often each of n items is drawn in a resample of n, [rounds, n]."""
     return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), rounds).astype(np.float64)
@@ -87,9 +87,9 @@ def _centred_ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def aup(points: Sequence[tuple[float, float]], *, best: float | None = None, alpha: float = 3.0) -> float:
     """Accuracy under parallelism (d3LLM, Qian et al., 2026) of (TPF, accuracy in percent) points.
 
-    The area under accuracy over TPF, from zero to the fastest point, where an accuracy y below `best` counts only
-    y exp(-alpha (1 - y / best)). Points more than 5 below the slowest one are left out. `best` is the highest accuracy
-    to measure against.
+    The area under accuracy over TPF, from zero to the fastest point. An accuracy y below `best` counts as
+    y exp(-alpha (1 - y / best)). Points more than 5 below the slowest one are left out. `best` is the reference
+    accuracy, by default the highest of the points.
     """
     ordered = sorted(points)
     kept = [(tpf, y) for tpf, y in ordered if y >= ordered[0][1] - 5]
@@ -104,7 +104,7 @@ def aup(points: Sequence[tuple[float, float]], *, best: float | None = None, alp
 
 
 def front(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """The rows that none beats in both quality and steps, fastest first."""
+    """The rows that no other beats in both quality and steps, fastest first."""
     best, kept = -math.inf, []
     for row in sorted(rows, key=lambda row: (row["steps"], -row["quality"])):
         if row["quality"] > best:

@@ -1,4 +1,4 @@
-"""What many items come to: the row of a run, and how it differs from another one problem by problem."""
+"""Summaries of items: the row of a run, and its paired difference from another run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def summary(items: Sequence[Item], task: str, model: str, policy: str, seed: int) -> dict[str, Any]:
-    """The row of a run. `tpf` is the mean over items of tokens / forwards, `tpf_ratio` total over total."""
+    """The row of a run. `tpf` is the mean of tokens / forwards over items, `tpf_ratio` is total tokens / forwards."""
     n, hits = len(items), sum(item.correct for item in items)
     forwards = sum(item.forwards for item in items)
     return {
@@ -39,7 +39,7 @@ def summary(items: Sequence[Item], task: str, model: str, policy: str, seed: int
 
 
 def tokens_per_position(items: Sequence[Item]) -> dict[str, float]:
-    """Computed positions, and the tokens that each of them gave; nothing if they were not counted."""
+    """Computed positions, and tokens per computed position; empty if positions were not counted."""
     positions = sum(item.positions for item in items)
     if not positions:
         return {}
@@ -47,19 +47,19 @@ def tokens_per_position(items: Sequence[Item]) -> dict[str, float]:
 
 
 def strict_accuracy(items: Sequence[Item]) -> dict[str, float]:
-    """What the released code would report, for the sets that it reports on."""
+    """The accuracy by the released code's grading, for tasks that have it."""
     strict = [item.strict for item in items if item.strict is not None]
     return {"accuracy_strict": sum(strict) / len(strict)} if strict else {}
 
 
 def valid_share(items: Sequence[Item]) -> dict[str, float]:
-    """How many answers are well-formed, for tasks that can say so."""
+    """The share of well-formed answers, for tasks that check this."""
     valid = [item.valid for item in items if item.valid is not None]
     return {"valid": sum(valid) / len(valid)} if valid else {}
 
 
 def by_item(items: Sequence[Item]) -> ResultRow:
-    """What pairing and dynamics need of the items: correctness, steps, positions, and mean commits at each step."""
+    """Per-item data for pairing and dynamics: correctness, steps, positions, and mean commits at each step."""
     pace = [sum(counts) for counts in zip_longest(*(item.pace for item in items), fillvalue=0)]
     return {
         "correct": "".join("1" if item.correct else "0" for item in items),
@@ -70,9 +70,9 @@ def by_item(items: Sequence[Item]) -> ResultRow:
 
 
 def paired(row: ResultRow, base: ResultRow) -> ResultRow:
-    """What a row changes over another one, problem by problem: differences with 95 % intervals, McNemar's p.
+    """The difference of a row from another, paired by problem, with 95 % intervals and McNemar's p.
 
-    Nothing if it is the same row.
+    Empty if it is the same row.
     """
     if row is base:
         return {}

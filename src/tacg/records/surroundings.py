@@ -1,4 +1,4 @@
-"""What a number was measured with."""
+"""The software and hardware that a number was measured with."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ from tacg.version import __version__
 
 
 def surroundings() -> dict[str, Any]:
-    """What a number was measured with."""
+    """The software and hardware that a number was measured with."""
     hardware = f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
     return {"version": __version__, "torch": str(torch.__version__), "hardware": hardware}

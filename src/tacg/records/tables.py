@@ -1,4 +1,4 @@
-"""Tables made from rows, once: printed in the terminal, written as Markdown, or put on a page with their pictures."""
+"""Tables made from rows: printed in the terminal, written as Markdown, or shown on a page with plots."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ class Table:
     lines: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """As a Markdown table under its title."""
+        """The table as Markdown, under its title."""
         rule = ["---", *["---:"] * (len(self.columns) - 1)]
         body = "\n".join(f"| {' | '.join(line)} |" for line in (self.columns, rule, *self.lines))
         return f"**{self.title}**\n\n{body}\n" if self.title else f"{body}\n"
 
     def csv(self) -> str:
-        """As comma-separated values; the title is the first column."""
+        """The table as comma-separated values; the title is the first column."""
         file = io.StringIO()
         lines = [("table", *self.columns), *((self.title, *line) for line in self.lines)]
         csv.writer(file, lineterminator="\n").writerows(lines)
         return file.getvalue()
 
     def latex(self) -> str:
-        """As a table with booktabs' rules."""
+        """The table as LaTeX with booktabs rules."""
         lines = [" & ".join(_tex(word) for word in line) + r" \\" for line in (self.columns, *self.lines)]
         columns = "l" + "r" * (len(self.columns) - 1)
         rows = [lines[0], r"\midrule", *lines[1:]]
@@ -77,7 +77,7 @@ class Table:
         return f"\\begin{{table}}\n\\caption{{{_tex(self.title)}}}\n\\centering\n{body}\n\\end{{table}}\n"
 
 
-# What TeX reads as a command, or has no letter for; the backslash first.
+# Characters that TeX reads as commands or does not have; the backslash comes first.
 TEX = {"\\": r"\textbackslash ", "Δ": r"$\Delta$", "…": r"\ldots ", "±": r"$\pm$", "·": r"$\cdot$"}
 TEX |= {"~": r"\textasciitilde ", "^": r"\textasciicircum "} | {each: f"\\{each}" for each in "&%$#_{}"}
 
@@ -88,7 +88,7 @@ def _tex(text: str) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page or report: heading, words (paragraphs and lists of "- "), tables, pictures, provenance."""
+    """A part of a page or report: heading, text (paragraphs and lists of "- "), tables, pictures, provenance."""
 
     title: str
     text: str = ""
@@ -97,14 +97,14 @@ class Section:
     note: str = ""
 
     def markdown(self, page: Path) -> str:
-        """The section as text; pictures by their path from the page."""
+        """The section as Markdown; pictures are linked by their path from the page."""
         pictures = [f"![{each.stem}]({os.path.relpath(each, page.parent)})\n" for each in self.pictures]
         parts = [f"## {self.title}\n", f"{self.text}\n", *(table.markdown() for table in self.tables), *pictures]
         return "\n".join([*parts, f"*{self.note}*\n"])
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section]) -> Path:
-    """One HTML file with everything in it; it needs no network."""
+    """Write one HTML file with everything embedded; it needs no network."""
     from jinja2 import Environment
 
     environment = Environment(autoescape=True)
@@ -114,13 +114,13 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> Path:
 
 
 def accuracy(row: ResultRow) -> str:
-    """Percent right, with its 95 % interval."""
+    """Accuracy in percent, with its 95 % interval."""
     low, high = row["accuracy_ci"]
     return f"{100 * row['accuracy']:.1f} ({100 * low:.0f}…{100 * high:.0f})"
 
 
 def change(row: ResultRow, name: str, scale: float = 1.0) -> str:
-    """A paired difference with its 95 % interval; nothing if the row was not paired."""
+    """A paired difference with its 95 % interval; empty if the row was not paired."""
     if row.get("base") is None:
         return ""
     low, high = (scale * edge for edge in row[f"{name}_diff_ci"])
@@ -128,7 +128,7 @@ def change(row: ResultRow, name: str, scale: float = 1.0) -> str:
 
 
 def gain(row: ResultRow, name: str) -> str:
-    """`saved` (steps) or `gained` (accuracy) over a frontier in percent, with its 95 % interval; nothing if unknown."""
+    """`saved` (steps) or `gained` (accuracy) over a frontier in percent, with its 95 % interval; empty if unknown."""
     if name not in row:
         return ""
     low, high = (100 * edge for edge in row[f"{name}_ci"])
@@ -136,7 +136,7 @@ def gain(row: ResultRow, name: str) -> str:
 
 
 def provenance(rows: Sequence[ResultRow]) -> str:
-    """What the numbers rest on, in one line: what differs between rows is listed, what a row lacks is left out."""
+    """How the numbers were measured, in one line: values that differ are listed, missing ones are left out."""
     said = []
     for name, phrase in (
         ("model", "{}"), ("n", "n = {} per task"), ("seed", "seed {}"), ("split", "{} split"), ("dtype", "{}"),

@@ -1,4 +1,4 @@
-"""Tables of results files: a row a file, and what changes against the first file on the same problems."""
+"""Tables of results files: one row per file, with the change from the first file on the same problems."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLUMNS = ("policy", "n", "accuracy %", "steps", "TPF", "total TPF", "Δ accurac
 
 
 def row_of(path: Path) -> ResultRow:
-    """The row of a results file, finished or not: `n` is what is there, `of` what was asked for, `numbers` which."""
+    """The row of a results file, finished or not: `n` items of the `of` requested, `numbers` says which."""
     header, items = read_results(path)
     if not items:
         raise TacgError(f"{path} has no items yet; go on with it (tacg eval --resume).")
@@ -31,7 +31,7 @@ def row_of(path: Path) -> ResultRow:
 
 
 def rows_of(paths: Sequence[Path]) -> list[ResultRow]:
-    """A row a file; the first one of the same model on the same problems is what the others are paired with."""
+    """One row per file; each is paired with the first one of the same model on the same problems."""
     first: dict[tuple[Any, ...], ResultRow] = {}
     rows = []
     for path in paths:
@@ -42,7 +42,7 @@ def rows_of(paths: Sequence[Path]) -> list[ResultRow]:
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """A table a task and model."""
+    """One table per task and model."""
     by_model = []
     for task, model in dict.fromkeys((row["task"], row["model"]) for row in rows):
         lines = [

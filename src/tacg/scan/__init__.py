@@ -1,4 +1,4 @@
-"""Scan once: logits of the observed positions in, scalars out. The only place that reads the vocabulary axis."""
+"""One scan per step: logits of the observed positions in, scalars out. No other code reads the vocabulary axis."""
 
 from tacg.scan.memory import Memory
 from tacg.scan.reference import lowest, probability

@@ -1,9 +1,9 @@
-"""The scan on a CPU: `reference.py` by the operations that are fast there, on memory that stays in the cache.
+"""The scan on a CPU: `reference.py` with operations that are fast there, on memory that stays in the cache.
 
-What was measured (docs/roofline.md): the exponential inside `softmax` is the cheapest there is; `amax` runs at the
-speed of memory and `max` with indices seven times slower; gathering rows by index costs more than all the arithmetic;
-fresh memory for every intermediate result costs as much again. So wide rows are worked on in place, a few at a time
-(`wide_rows.py`). Narrow rows are gathered and done at once.
+Measured results (docs/roofline.md): `softmax` contains the cheapest exponential; `amax` runs at memory speed, and
+`max` with indices is seven times slower; gathering rows by index costs more than all the arithmetic; allocating memory
+for every intermediate result costs as much again. So wide rows are processed in place, a few at a time
+(`wide_rows.py`). Narrow rows are gathered and processed at once.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-ALIKE = 1e-5  # shares that differ by less, relatively, say nothing of which logit is larger: far above rounding
-UNDOABLE = 0.5  # decay from which on an EMA can be followed before its past is asked for
+ALIKE = 1e-5  # relative; shares closer than this, far above rounding, do not show which logit is larger
+UNDOABLE = 0.5  # from this decay on, the EMA is updated first and its past recovered when needed
 
 
 def read(
     logits: Tensor, rows: Tensor | None, proposal: Tensor | None, names: frozenset[str], previous: Tensor | None,
     slots: Tensor, first: Tensor, store: Tensor | None = None, beta: float = 0.0,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """As `reference.read`. With a `store` it follows in the same pass, while the logits are in the cache.
+    """Like `reference.read`. With a `store`, its EMA is updated in the same pass, while the logits are in the cache.
 
-    Then `contrast` has to look back (`beta`).
+    `contrast` must then recover the past from it (`beta`).
     """
     count, size = len(slots), logits.shape[1]
     kind = torch.promote_types(logits.dtype, torch.float32)
@@ -57,12 +57,12 @@ def read(
             total[piece.at] = posterior.sum(dim=1, dtype=torch.float64)
         if previous is not None:
             found["kl"][piece.at] = divergence(z, posterior, shares[piece.at], previous, piece)
-        if "entropy" in names:  # the last one: z may lie in the buffer that it uses
+        if "entropy" in names:  # last, because z may be in the buffer that it uses
             found["entropy"][piece.at] = entropy(z, posterior, shares[piece.at], _buffer("two", z))
     top, chunk = shares.max(dim=1)
     peak, best = _best(logits, rows, shares, top, chunk)
     found |= {"token": best if proposal is None else proposal, "confidence": top if own is None else own, "peak": peak}
-    if total is not None:  # in float64 nothing is lost by taking one of the shares off their sum
+    if total is not None:  # float64 keeps the difference precise
         found["others"] = (total - found["confidence"]).clamp_min(0.0).to(kind)
     if names & {"margin", "gap"}:
         second = next_to_best(logits, rows, shares, top, chunk, peak, best)
@@ -75,7 +75,7 @@ def contrast(
     logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, weight: float,
     beta: float | None = None, *, fine: bool = False,
 ) -> Tensor:  # fmt: skip
-    """As `reference.contrast`; `beta` if the reference has followed these logits: past = z + (now - z) / beta."""
+    """Like `reference.contrast`; `beta` if the reference already includes these logits: past = z + (now - z) / beta."""
     kind = torch.float64 if fine else torch.promote_types(logits.dtype, torch.float32)
     found = token.new_empty(len(token), dtype=kind)
     for part, pairs in _together(logits, rows, reference, slots):
@@ -89,7 +89,7 @@ def contrast(
 def follow(
     store: Tensor, slots: Tensor, values: Tensor, rows: Tensor, offset: Tensor | None, first: Tensor, beta: float
 ) -> None:
-    """As `reference.follow`; logits are gauged only where the store is narrow: softmax does not care for constants."""
+    """Like `reference.follow`, but logits are shifted only if the store is narrow: softmax ignores constants."""
     wide = torch.promote_types(values.dtype, torch.float32)
     for piece in _pieces(values.shape[1], rows, slots, first):
         fresh = values[piece.row]
@@ -102,14 +102,14 @@ def follow(
 
 
 def _bounded(z: Tensor) -> Tensor:
-    """Without values that no average can be taken with; in float32 at least where there are any."""
-    if float(z.amin()) >= SUPPRESSED:  # nearly always, and it takes half the time of bounding
+    """Replace values too low to average (in at least float32, if there are any)."""
+    if float(z.amin()) >= SUPPRESSED:  # nearly always true, and takes half the time of clamping
         return z
     return torch.clamp_min(z.to(torch.promote_types(z.dtype, torch.float32)), SUPPRESSED)
 
 
 def _mix(store: Tensor, piece: ScanPiece, fresh: Tensor, beta: float) -> None:
-    """The EMA of a piece, one step on."""
+    """Advance the EMA of a piece by one step."""
     old = store[piece.slot]  # in place if it is a view
     if piece.first is True:
         old.copy_(fresh)
@@ -123,7 +123,7 @@ def _mix(store: Tensor, piece: ScanPiece, fresh: Tensor, beta: float) -> None:
 
 
 def _pieces(size: int, rows: Tensor | None, slots: Tensor, first: Tensor) -> Iterator[ScanPiece]:
-    """Narrow rows all at once; wide ones by runs of neighbours, a few at a time, all first or all not."""
+    """Narrow rows all at once; wide rows in runs of neighbours, a few at a time, either all first or none."""
     if size >= WIDE:
         return wide_pieces(size, rows, slots, first)
     every = slice(None) if rows is None else rows
@@ -131,7 +131,7 @@ def _pieces(size: int, rows: Tensor | None, slots: Tensor, first: Tensor) -> Ite
 
 
 def _buffer(name: str, like: Tensor) -> Tensor:
-    """Memory for rows like these in float32 at least: fresh for narrow rows, the same at every call for wide ones."""
+    """A buffer for rows like these, in at least float32: new for narrow rows, reused between calls for wide ones."""
     if like.shape[1] >= WIDE:
         return kept_buffer(name, like)
     return like.new_empty(like.shape, dtype=torch.promote_types(like.dtype, torch.float32))
@@ -140,7 +140,7 @@ def _buffer(name: str, like: Tensor) -> Tensor:
 def _together(
     logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor
 ) -> Iterator[tuple[slice, list[tuple[slice, Tensor, Tensor]]]]:
-    """Logits and reference of some positions: which of them, and in parts (among these, z, past)."""
+    """Logits and reference of the positions, in groups: the group's slice, and its parts (slice within, z, past)."""
     kind = torch.promote_types(logits.dtype, torch.float32)
     if logits.shape[1] < WIDE:
         yield slice(0, len(rows)), [(slice(None), _bounded(logits[rows]).to(kind), reference[slots].to(kind))]
@@ -154,7 +154,7 @@ def _best(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The largest logit of each row and its first index, [P] each; NaN wins.
 
-    Of wide rows it lies in the chunk of the largest share, unless another chunk's is alike (or there are no shares, but
+    In wide rows it is in the chunk with the largest share, unless another chunk's share is almost equal (or all are
     NaN).
     """
     if shares.shape[1] == 1:

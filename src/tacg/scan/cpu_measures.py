@@ -1,4 +1,4 @@
-"""Signals that some policies ask for beyond token and confidence, on a CPU: margin and gap, entropy, divergence."""
+"""Signals beyond token and confidence on a CPU, for policies that need them: margin, gap, entropy, divergence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING = torch.tensor(SMOOTHING, dtype=torch.float64).log().item()
 def next_to_best(
     logits: Tensor, rows: Tensor | None, shares: Tensor, top: Tensor, chunk: Tensor, peak: Tensor, best: Tensor
 ) -> Tensor:
-    """The second largest share in parts of the largest, [P]: from the best one's own chunk or from all the others."""
+    """The second largest share relative to the largest, [P]: from the best one's own chunk or from all the others."""
     if logits.shape[1] < WIDE:
         own, inside, start = chunk, logits if rows is None else logits[rows], torch.zeros_like(chunk)
     else:
@@ -32,16 +32,16 @@ def next_to_best(
 
 
 def entropy(z: Tensor, posterior: Tensor, shares: Tensor, room: Tensor) -> Tensor:
-    """-Σ p log p, with log p = z - peak + log p(best); `room` is memory like z, and may be z itself."""
+    """-Σ p log p, with log p = z - peak + log p(best); `room` is a buffer like z, and may be z itself."""
     shifted = torch.sub(z, z.amax(dim=1, keepdim=True), out=room).clamp_min_(SUPPRESSED)
     return -_dot(posterior, shifted) - shares.amax(dim=1).log()
 
 
 def divergence(z: Tensor, posterior: Tensor, shares: Tensor, previous: Tensor, piece: ScanPiece) -> Tensor:
-    """KL(p_t || p_{t-1}), both smoothed as in KLASS, as a difference of cross entropies; `previous` moves on.
+    """KL(p_t || p_{t-1}), both smoothed as in KLASS, as a difference of cross entropies; updates `previous`.
 
-    Wide rows: max(log p, log ε) instead of log(p + ε), which spares a logarithm a value. It makes a difference where a
-    token rises from below ε = 1e-12: its part of the divergence comes out larger, by 6 % at most if it is now above
+    Wide rows use max(log p, log ε) instead of log(p + ε), which saves a logarithm per value. The result differs if a
+    token rises from below ε = 1e-12: its part of the divergence is larger, by at most 6 % if the token is now above
     1e-6.
     """
     kept = previous[piece.slot]  # in place if it is a view
@@ -53,7 +53,7 @@ def divergence(z: Tensor, posterior: Tensor, shares: Tensor, previous: Tensor, p
     if shares.shape[1] == 1:
         torch.add(posterior, SMOOTHING, out=kept).log_()
     else:
-        normalizer = z.amax(dim=1) - shares.amax(dim=1).log()  # the logarithm of what softmax divides by
+        normalizer = z.amax(dim=1) - shares.amax(dim=1).log()  # log of the softmax denominator
         torch.sub(z, normalizer[:, None], out=kept).clamp_min_(NOTHING)
     now = _dot(posterior, kept)
     if not isinstance(piece.slot, slice):
@@ -62,7 +62,7 @@ def divergence(z: Tensor, posterior: Tensor, shares: Tensor, previous: Tensor, p
 
 
 def _dot(one: Tensor, other: Tensor) -> Tensor:
-    """Row by row, [K]. A single row is done twice: alone it would be rounded in another way than among others."""
+    """Row-wise dot product, [K]. A single row is computed twice, because alone it would be rounded differently."""
     many = len(one) > 1
     found: Tensor = torch.linalg.vecdot(one if many else one.expand(2, -1), other if many else other.expand(2, -1))
     return found[: len(one)]

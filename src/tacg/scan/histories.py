@@ -1,4 +1,4 @@
-"""What few policies ask for: credit of tokens, posteriors of earlier steps, Dream's temperature; for all backends."""
+"""Histories for a few policies, on all backends: token credit, posteriors of earlier steps, Dream's temperature."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from tacg.types import Credit
 
 SHARP = 0.2  # the temperature at which Dream is run
-AT_A_TIME = 64  # rows of logits that are sharpened at once
+AT_A_TIME = 64  # rows of logits that are processed at a time
 
 
 def add_credit(scan: StepScan, credit: Credit) -> None:
-    """Let the scan read logits with the credit that their tokens have earned, which they earn in this step, too."""
+    """Update the credit of the tokens with this step, and make the scan read logits that include it."""
     store = scan.memory.store("credit", scan.logits)
     scan.logits, scan.rows = earn(scan.picked(), store, scan.slots, scan.first, credit), None
 
 
 def looked_back(scan: StepScan) -> dict[str, Tensor]:
-    """What the posteriors of earlier steps say of this one, as far as it was asked for; 0 where nobody looks."""
+    """The requested signals about earlier posteriors (reverse_kl, drift); 0 where they are not wanted."""
     past = scan.needs.past
     steps, decay = (past.steps, past.decay) if past else (1, 0.0)
     store = scan.memory.store("past", scan.logits, steps)
@@ -35,7 +35,7 @@ def looked_back(scan: StepScan) -> dict[str, Tensor]:
 
 
 def earn(logits: Tensor, store: Tensor, slots: Tensor, first: Tensor, credit: Credit) -> Tensor:
-    """Logits [P, V] with the credit of their tokens, which is moved on by this step (see `Credit`)."""
+    """Logits [P, V] plus the credit of their tokens; this step's credit is added to the store (see `Credit`)."""
     z = widened(logits)
     share, best = z.softmax(dim=1).max(dim=1, keepdim=True)
     held = store[slots].masked_fill(first[:, None], 0.0) * credit.decay
@@ -47,11 +47,11 @@ def earn(logits: Tensor, store: Tensor, slots: Tensor, first: Tensor, credit: Cr
 def look_back(
     logits: Tensor, past: Tensor, slots: Tensor, age: Tensor, first: Tensor, names: frozenset[str], decay: float
 ) -> dict[str, Tensor]:
-    """The asked ones of reverse_kl and drift, [P] each, of logits [P, V]; `past` and `age` move on by this step.
+    """The requested ones of reverse_kl and drift, [P] each, for logits [P, V]; updates `past` and `age`.
 
     past   float [slots, D, V], logs of the smoothed posteriors of the last D steps: step s is at s modulo D
-    age    int64 [slots], steps that `past` has seen; what it says counts from the last `first` on
-    decay  the weight of a step falls by exp(-decay) for each step that it lies back
+    age    int64 [slots], how many steps are in `past`, counted from the last `first`
+    decay  a step's weight falls by exp(-decay) for each step further back
     """
     now = (widened(logits).softmax(dim=1) + SMOOTHING).log()
     depth, seen = past.shape[1], age[slots].masked_fill(first, 0)
@@ -72,7 +72,7 @@ def look_back(
 
 
 def sharpened(logits: Tensor, rows: Tensor | None) -> Tensor:
-    """The probability of the top token at temperature 0.2, [P], of logits [N, V] at `rows` int64 [P], or at all."""
+    """The probability of the top token at temperature 0.2, [P], of logits [N, V] at `rows` int64 [P] (None: all)."""
     picked = range(0, len(logits) if rows is None else len(rows), AT_A_TIME)
     parts = (slice(start, start + AT_A_TIME) for start in picked)
     return torch.cat(

@@ -1,8 +1,8 @@
-"""The readable scan: logits -> one scalar per position and signal. The oracle that faster scans must equal.
+"""The readable scan: logits -> one scalar per position and signal. Faster scans are tested against it.
 
-A scan has three parts, each a function of plain tensors; `StepScan` calls them in this order: `read` measures the
-posterior, `contrast` holds it against the reference where somebody asks, `follow` moves the reference on by one step.
-What few policies ask for beyond that is in `histories.py`, the same for every backend.
+A scan has three parts, each a function of plain tensors, called by `StepScan` in this order: `read` measures the
+posterior, `contrast` compares it with the reference on request, and `follow` updates the reference.
+Signals that only a few policies need are in `histories.py`, the same for every backend.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Stands for -inf and everything below: its probability is exactly 0, yet contrasts of it are numbers, and an average
-# with it still holds in 24 bits what it was before.
+# Replaces -inf and everything below: its probability is exactly 0, yet contrasts stay finite, and an average that
+# includes it keeps its precision in float32.
 SUPPRESSED = -1e4
-SMOOTHING = 1e-12  # inside KLASS's logarithms; the previous posterior of a first observation is all zeros
+SMOOTHING = 1e-12  # inside KLASS's logarithms; before a first observation the previous posterior is all zeros
 
 
 def read(
     logits: Tensor, rows: Tensor | None, proposal: Tensor | None, names: frozenset[str], previous: Tensor | None,
     slots: Tensor, first: Tensor,
 ) -> dict[str, Tensor]:  # fmt: skip
-    """token (int64), peak, confidence and the asked ones of margin, entropy, others, kl: [P] each, in float32 at least.
+    """token (int64), peak, confidence and the requested ones of margin, entropy, others, kl: [P] each, >= float32.
 
     logits    float [N, V]; rows int64 [P], which of them to read, or None for all
     proposal  int64 [P], or None for the argmax
     previous  float [slots, V], log of the smoothed posterior of the last step; read at `slots` and overwritten there
-    first     bool [P], where `previous` has nothing to say yet
+    first     bool [P], where `previous` holds nothing yet
     """
     z = widened(logits if rows is None else logits[rows])
     peak, best = z.max(dim=1)
@@ -60,9 +60,9 @@ def contrast(
 ) -> Tensor:
     """The probability of the proposal on the line from the logits (weight 0) to the reference (1): [C], see `share`.
 
-    1 is the reference posterior p_ref(x̂), -w the contrast readout q(x̂) of z + w (z - reference).
-    logits float [N, V] read at `rows` int64 [C], reference float [slots, V] read at `slots` int64 [C]; both may be off
-    by a constant for each position.
+    Weight 1 gives the reference posterior p_ref(x̂), -w the contrast readout q(x̂) of z + w (z - reference).
+    logits float [N, V] are read at `rows` int64 [C], reference float [slots, V] at `slots` int64 [C]; both may be
+    shifted by a constant per position.
     """
     z, reference = widened(logits[rows]), widened(reference[slots])
     z, reference = z - z.amax(dim=1, keepdim=True), reference - reference.amax(dim=1, keepdim=True)
@@ -75,7 +75,7 @@ def follow(
     """EMA in place: store[slots] <- beta * store[slots] + (1 - beta) * (values - offset)[rows]; a copy where `first`.
 
     store float [slots, V or H]; values float [N, V or H]
-    slots, rows int64 [K], which of the values go where; offset float [K] or None, first bool [K]
+    slots, rows int64 [K], the targets and sources; offset float [K] or None, first bool [K]
     """
     fresh = widened(values[rows])
     if offset is not None:
@@ -85,30 +85,30 @@ def follow(
 
 
 def probability(logits: Tensor, token: Tensor) -> Tensor:
-    """Of the given token at each position: logits [P, V], token int64 [P] -> [P]."""
+    """The probability of the given token at each position: logits [P, V], token int64 [P] -> [P]."""
     z = widened(logits)
     return (at(z, token) - z.logsumexp(dim=1)).exp()
 
 
 def share(posterior: Tensor, token: Tensor, *, fine: bool) -> Tensor:
-    """What each token has of its posterior [P, V] -> [P]; `fine`: from what the others have, in float64."""
+    """The probability of each token in its posterior [P, V] -> [P]; `fine`: via all other tokens, in float64."""
     if not fine:
         return at(posterior, token)
     return from_others(posterior.scatter(1, token[:, None], 0.0).sum(dim=1))
 
 
 def from_others(others: Tensor) -> Tensor:
-    """A probability from that of everything else, in float64 where a device has it: float32 ends 6e-8 below 1."""
+    """1 minus the probability of all other tokens, in float64 if the device has it: near 1, float32 stops at 6e-8."""
     return 1.0 - (others if others.device.type == "mps" else others.double())
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """What a suppressed token's logit is set to: a number, as no average can be taken of -inf."""
+    """The logit of a suppressed token: a finite number, because -inf cannot be averaged."""
     return max(SUPPRESSED, torch.finfo(dtype).min)
 
 
 def widened(values: Tensor) -> Tensor:
-    """In float32 at least, -inf as a number."""
+    """The values in at least float32, with -inf replaced by a finite number."""
     return values.to(torch.promote_types(values.dtype, torch.float32)).clamp_min(SUPPRESSED)
 
 

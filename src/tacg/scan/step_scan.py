@@ -1,4 +1,4 @@
-"""One step's look at the logits: scalars at once, the contrast where somebody asks for it, then history moves on."""
+"""The scan of one step: scalars at once, the contrast on request, and then the history is updated."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ BACKENDS = ("auto", "cpu", "triton", "reference")
 
 
 def backend_for(name: str, logits: Tensor, kind: str) -> Any:
-    """The module that scans: as asked, or Triton on a GPU that has it, the plain one on other devices.
+    """The module that scans: as requested, or Triton on a GPU that has it, and the plain one on other devices.
 
-    Triton keeps the EMA of logits only; a memory of hidden states is followed with plain operations.
+    Triton keeps only the EMA of logits; a memory of hidden states is updated with plain operations.
     """
     device, wide = logits.device.type, logits.dtype == torch.float64
     if name not in BACKENDS:
@@ -50,7 +50,7 @@ def backend_for(name: str, logits: Tensor, kind: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """The hidden states [P, H] of some positions, and what makes logits of them: linear, but for suppressed tokens."""
+    """Hidden states [P, H] of some positions, and the output layer, which is linear except for suppressed tokens."""
 
     states: Tensor
     head: Callable[[Tensor], Tensor]
@@ -64,21 +64,21 @@ class Hidden:
 
 
 class StepScan:
-    """Logits of P positions of a board [R, L] under examination.
+    """The scan of logits of P positions out of [R, L].
 
-    logits    float [N, V], any float dtype; arithmetic is in float32 at least
-    observed  bool [R, L], the positions that count
+    logits    float [N, V], any float dtype; arithmetic is in at least float32
+    observed  bool [R, L], the observed positions
     seen      bool [R, L], those that have a history
-    places    int64 [P], the positions that logits belong to, as indices into [R * L]; None: all of them, in order.
-              They are just the observed ones, or (`exact=False`) a fixed set around them
+    places    int64 [P], the positions that the logits belong to, as indices into [R * L]; None: all of them, in order.
+              They are exactly the observed ones, or (`exact=False`) a fixed set that includes them
     slots     int64 [P], where each position's history is kept in `memory`; None: at `places`
     rows      int64 [P], which of the logits belong to the positions; None: all of them, in order
-    hidden    what the logits were made of; for a memory of hidden states
+    hidden    the hidden states behind the logits; for a memory of hidden states
 
-    found     token (int64), confidence (NaN where logits are unusable), peak and what else was asked for, [P] each; the
-              contrast only if it came for free
+    found     token (int64), confidence (NaN where logits are unusable), peak and other requested signals, [P] each; the
+              contrast only if it was computed anyway
 
-    Call `follow` when the step is decided: until then the contrast can be asked for.
+    The contrast can be requested until `follow` is called, once the step is decided.
     """
 
     def __init__(
@@ -123,10 +123,10 @@ class StepScan:
         return self.logits if self.rows is None else self.logits[self.rows]
 
     def to_signals(self, eligible: Tensor, *, eager: bool = False, **more: Any) -> Signals:
-        """What was found, as boards [R, L]; `more` are further fields of `Signals`.
+        """The results as `Signals`, [R, L] each; `more` are further fields of `Signals`.
 
-        In a row that has unusable logits nothing is eligible. The contrast is measured where a policy asks; `eager`:
-        everywhere.
+        Rows with unusable logits have no eligible positions. The contrast is measured where a policy requests it, or
+        everywhere if `eager`.
         """
         names = [name for name in self.found if name not in ("token", "peak")]
         boards = self.spread(torch.stack([self.found[name] for name in names]))
@@ -147,17 +147,17 @@ class StepScan:
         )
 
     def spread(self, values: Tensor, neutral: int = 0, places: Tensor | None = None) -> Tensor:
-        """[…, P] -> […, R, L]; `neutral` where nothing was observed."""
+        """[…, P] -> […, R, L], with `neutral` where nothing was observed."""
         places = self.places if places is None else places
         if places is not None:
             board = values.new_full((*values.shape[:-1], self.observed.numel()), neutral)
             values = board.index_copy_(-1, places, values)
         board = values.view(*values.shape[:-1], *self.observed.shape)
-        # The fused kernel leaves neutral values where nobody looks.
+        # The fused kernel already writes neutral values there.
         return board if self.exact or self.fused else torch.where(self.observed, board, neutral)
 
     def _measure(self, where: Tensor, name: str) -> Tensor:
-        """reference or readout where `where`, bool [R, L]; 0 elsewhere."""
+        """reference or readout at `where`, bool [R, L]; 0 elsewhere."""
         asked = where.reshape(-1)
         chosen = (asked if self.places is None else asked[self.places]).nonzero().squeeze(1)
         places = chosen if self.places is None else self.places[chosen]
@@ -182,14 +182,14 @@ class StepScan:
         undo = () if self.undo is None else (self.undo,)
         weight = 1.0 if name == "reference" else -contrast.w
         found = self.backend.contrast(self.logits, rows, past, slots, token, weight, *undo, fine=contrast.fine)
-        # At a first observation the reference is the logits themselves: all three posteriors are one.
+        # At a first observation the reference equals the logits, so all three posteriors are the same.
         now = from_others(self.found["others"][chosen]) if contrast.fine else self.found["confidence"][chosen]
         return torch.where(self.first[chosen], now, found)
 
     def _past(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the reference's logits of these positions are: a store [S, V] and slots of it [C].
+        """Where the reference logits of these positions are: a store [S, V] and its slots [C].
 
-        Those of hidden states are made once: who asks for the readout has asked for the reference before.
+        From hidden states they are computed once: the readout is requested only after the reference.
         """
         if self.hidden is None:
             return self.memory.store("reference", self.logits), self.slots[chosen]
@@ -199,7 +199,7 @@ class StepScan:
         return self.made[1], torch.searchsorted(self.made[0], chosen)
 
     def follow(self, kept: Tensor | None = None) -> None:
-        """Move the history on by one step, where `kept` (bool [P]; None: everywhere)."""
+        """Update the history with this step, where `kept` (bool [P]; None: everywhere)."""
         self.made = None
         if self.needs.contrast is None or self.fused or self.undo is not None or not len(self.slots):
             return
@@ -213,14 +213,14 @@ class StepScan:
 
 
 def _decay_to_undo(backend: Any, needs: Needs, memory: Memory) -> float | None:
-    """The EMA's decay if the backend follows while it reads and the step can be undone with small error, else None."""
+    """The EMA's decay if the backend updates it while reading and this can be undone with small error, else None."""
     least: float = getattr(backend, "UNDOABLE", torch.inf)
     contrast = needs.contrast
     return contrast.beta if contrast is not None and memory.kind == "fp32" and contrast.beta >= least else None
 
 
 def _nothing(logits: Tensor, needs: Needs) -> dict[str, Tensor]:
-    """What is read when no position is observed."""
+    """The result when no position is observed."""
     empty = logits.new_zeros(0, dtype=torch.promote_types(logits.dtype, torch.float32))
     names = (needs.names - {*BY_ENGINE}) | {"peak", "confidence"}
     return dict.fromkeys(names, empty) | {"token": empty.long()}

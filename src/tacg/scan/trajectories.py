@@ -1,11 +1,11 @@
-"""Trajectories: all that is remembered of rows from step to step. The one way through a step is
+"""Trajectories: everything remembered about rows from step to step. Every step goes through
 
     scan = trajectories.scan(logits, needs, observed)    logits -> scalars
-    signals = scan.to_signals(eligible, …)               scalars -> boards, which a policy reads
-    decision = trajectories.decide(policy, signals)      the policy's own state moves on
-    trajectories.follow(scan, kept)                      the V-sized history moves on
+    signals = scan.to_signals(eligible, …)               scalars -> signals, which a policy reads
+    decision = trajectories.decide(policy, signals)      updates the policy's own state
+    trajectories.follow(scan, kept)                      updates the V-sized history
 
-for the engine, for `commit_step` and for the plug-ins of other engines.
+in the engine, in `commit_step` and in the plug-ins for other engines.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Trajectories:
     """Memory of R rows x L positions.
 
     memory  the V-sized history; `width` positions of a row (None: L) can be observed at once and have one
-    seen    bool [R, L], observed in the row's last step, so that the trajectory goes on
-    state   the policy's own
+    seen    bool [R, L], observed in the row's last step, so that the trajectory continues
+    state   the policy's own state
 
-    A position that was not observed in its row's last step has no trajectory: it starts neutral when it comes (back).
+    A position that was not observed in its row's last step has no trajectory and starts again without history.
     """
 
     def __init__(
@@ -45,28 +45,28 @@ class Trajectories:
         return self.seen.view(-1).nonzero().squeeze(1)
 
     def scan(self, logits: Tensor, needs: Needs, observed: Tensor, **how: Any) -> StepScan:
-        """Read the logits of a step; `how` as in `StepScan`."""
+        """Read the logits of a step; for `how` see `StepScan`."""
         return StepScan(logits, needs, self.memory, observed, self.seen, **how)
 
     def decide(self, policy: Any, signals: Signals) -> Decision:
-        """Ask the policy; its state moves on."""
+        """Ask the policy, and update its state."""
         decision: Decision
         decision, self.state = policy.decide(signals, self.state)
         return decision
 
     def follow(self, scan: StepScan, kept: Tensor, rows: Tensor | None = None) -> None:
-        """The step is decided: trajectories go on where `kept`, bool [R, L], and end elsewhere.
+        """After the decision: trajectories continue where `kept`, bool [R, L], and end elsewhere.
 
-        rows  bool [R], the rows that took part in the step (None: all); those of the others stay as they are
+        rows  bool [R], the rows that took part in the step (None: all); the others are unchanged
         """
         if self.seen.device.type == "cpu":
             flat = kept.reshape(-1)
             mine = flat if scan.places is None else flat[scan.places]
             scan.follow(mine)
             if self.memory.large:
-                alike = self.memory.width == kept.shape[1]  # slots are places, so that older ones are found as well
+                alike = self.memory.width == kept.shape[1]  # slots equal places, so older ones are found too
                 over = ((self.seen | scan.observed) & ~kept).view(-1).nonzero().squeeze(1)
                 self.memory.release(over if alike else scan.slots[~mine])
         else:
-            scan.follow()  # nothing is asked of the device: what nobody keeps may go on, too
+            scan.follow()  # no synchronization; histories that are not kept are updated too
         self.seen = kept if rows is None else torch.where(rows[:, None], kept, self.seen)

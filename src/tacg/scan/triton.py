@@ -1,9 +1,9 @@
 """The scan on a GPU, in one kernel: the logits are read once, the reference is read and written once.
 
-A program takes a position and walks over the vocabulary in tiles, keeping running maxima and running sums (online
-softmax) of the posterior, the reference and the readout. Everything is measured: on a GPU arithmetic is free, memory is
-not. What is stored differs from the CPU's scan in one detail: the largest logit is known only at the end of the walk,
-so the EMA is gauged by that of the step before.
+A program handles one position and walks over the vocabulary in tiles, keeping running maxima and sums (online softmax)
+of the posterior, the reference and the readout. Everything is measured, because on a GPU arithmetic is free and memory
+traffic is not. The stored data differ from the CPU's in one detail: the largest logit is known only at the end of the
+walk, so the EMA is shifted by that of the previous step.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ WARPS = 8
 
 @triton.jit
 def _rescaled(peak, total, others, values, inside, aside, joins):  # type: ignore[no-untyped-def]
-    """Running maximum and sum of exponentials, moved on by a tile; and that sum without the proposal's.
+    """Update the running maximum, the running sum of exponentials, and that sum without the proposal, with a tile.
 
-    aside  the proposal, if it is in this tile; `joins` is the value of the one that it replaces
+    aside  marks the proposal if it is in this tile; `joins`: the value of the former proposal that it replaces
     """
     higher = tl.maximum(peak, tl.max(tl.where(inside, values, -3e38)))
     weight, scale = tl.where(inside, tl.exp(values - higher), 0.0), tl.exp(peak - higher)
@@ -53,10 +53,10 @@ def scan_kernel(  # type: ignore[no-untyped-def]
     """One position. `scalars_out` float32 [11, count], in the order of `SCALARS`."""
     row = tl.program_id(0).to(tl.int64)
     read = tl.load(wanted + row) != 0
-    size = tl.where(read, size, 0)  # what nobody reads costs nothing, and is neutral
+    size = tl.where(read, size, 0)  # unwanted positions cost nothing and give neutral values
     slot = tl.load(slots + row)
     begins = tl.load(first + row) != 0
-    lowest, nothing = -1e4, -3e38  # as SUPPRESSED in reference.py; below every logit, yet a number
+    lowest, nothing = -1e4, -3e38  # SUPPRESSED in reference.py; and a finite number below every logit
 
     peak, total, moment, second = nothing, 0.0, 0.0, nothing
     best = tl.zeros((), dtype=tl.int64)
@@ -158,7 +158,7 @@ def scan_kernel(  # type: ignore[no-untyped-def]
 def scan(
     logits: Tensor, slots: Tensor, first: Tensor, wanted: Tensor, proposal: Tensor | None, needs: Needs, memory: Memory
 ) -> dict[str, Tensor]:
-    """token, peak, confidence and all else that `needs` names, [P] each; the history of what is wanted moves on."""
+    """token, peak, confidence and everything in `needs`, [P] each; updates the history of wanted positions."""
     count, size = logits.shape
     contrast = needs.contrast
     reference = memory.store("reference", logits) if contrast is not None else logits

@@ -1,4 +1,4 @@
-"""Wide rows on a CPU: worked on in place, a few at a time, run by run of neighbours, in buffers that are kept."""
+"""Wide rows on a CPU: processed in place, in runs of a few neighbouring rows, with reused buffers."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-WIDE = 1 << 14  # values of a row from which on it is worked on in place
-AT_ONCE = max(2, torch.get_num_threads())  # rows that softmax works on at once: a core for each
-TOGETHER = 4 * AT_ONCE  # rows between two operations, or a multiple of it: smaller tiles leave the second core idle
-ROOMY = 1 << 17  # values for each of them that still stay in the cache
-CHUNK = 512  # values whose maximum is taken before anybody asks which of them it was
+WIDE = 1 << 14  # rows with at least this many values are processed in place
+AT_ONCE = max(2, torch.get_num_threads())  # rows per softmax call: one per core
+TOGETHER = 4 * AT_ONCE  # rows per tile, or a multiple of it: smaller tiles leave the second core idle
+ROOMY = 1 << 17  # values per row up to which larger tiles still fit the cache
+CHUNK = 512  # maxima are first taken over chunks of this size; the index is found later
 
 _kept = threading.local()
 
 
 @dataclass(frozen=True, slots=True)
 class ScanPiece:
-    """Some of the positions: `at` of all, `row` of the logits, `slot` of the store; views where they are slices."""
+    """Some positions: `at` in the whole list, `row` in the logits, `slot` in the store; slices give views."""
 
     at: slice
     row: slice | Tensor
     slot: slice | Tensor
-    first: bool | Tensor  # of all of them alike, or by position
+    first: bool | Tensor  # one value for all, or one per position
 
 
 def wide_pieces(size: int, rows: Tensor | None, slots: Tensor, first: Tensor) -> Iterator[ScanPiece]:
-    """Runs of neighbours, a few rows at a time, all first or all not."""
+    """Runs of neighbouring rows, a few at a time, either all first or none."""
     count = len(slots)
     keys = list(zip(range(count) if rows is None else rows.tolist(), slots.tolist(), first.tolist(), strict=True))
     start, most = 0, _at_a_time(size)
@@ -45,29 +45,29 @@ def wide_pieces(size: int, rows: Tensor | None, slots: Tensor, first: Tensor) ->
 
 
 def kept_buffer(name: str, like: Tensor) -> Tensor:
-    """Memory for rows like these in float32 at least, the same at every call."""
+    """A buffer for rows like these, in at least float32, reused between calls."""
     rows, size = like.shape
     kind = torch.promote_types(like.dtype, torch.float32)
     found: Tensor | None = getattr(_kept, name, None)
     if found is None or found.shape[1] != size or found.dtype != kind:
-        with torch.inference_mode(False):  # to be of use in any mode
+        with torch.inference_mode(False):  # usable in any mode
             found = torch.empty(_at_a_time(size), size, dtype=kind, device=like.device)
         setattr(_kept, name, found)
     return found[:rows]
 
 
 def _at_a_time(size: int) -> int:
-    """How many rows are worked on at a time."""
+    """How many rows are processed at a time."""
     return TOGETHER * max(1, ROOMY // size)
 
 
 def in_pairs(
     logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor
 ) -> Iterator[tuple[slice, list[tuple[slice, Tensor, Tensor]]]]:
-    """Logits and reference of some positions: which of them, and by pairs of rows (among these, z, past).
+    """Logits and reference of the positions, in groups: the slice of the group, and row pairs (slice within, z, past).
 
-    Two rows anywhere are a view: the first, and what is as far behind it as the other. Then a core works on a row, in
-    all operations on the same one; rows that were mixed one by one, by all cores, would be handed over to softmax.
+    Any two rows form a view with a stride. So each core works on one row, and on the same row in all operations.
+    Otherwise rows would be mixed by all cores and then move between cores for softmax.
     """
     places = list(zip(rows.tolist(), slots.tolist(), strict=True))
     for start in range(0, len(places), AT_ONCE):
@@ -82,14 +82,14 @@ def in_pairs(
 
 
 def _pair(rows: Tensor, one: int, other: int) -> Tensor:
-    """Two rows [2, V], a view if they are in order; a single one [1, V] if they are the same."""
+    """Two rows [2, V], a view if they are in ascending order; one row [1, V] if they are the same."""
     if other == one:
         return rows[one : one + 1]
     return rows[one :: other - one][:2] if other > one else rows[[one, other]]
 
 
 def chunk_maxima(posterior: Tensor, shares: Tensor) -> None:
-    """The maximum of every `CHUNK` values of a row [K, V], into shares [K, chunks]."""
+    """Write the maximum of every `CHUNK` values of the rows [K, V] into shares [K, chunks]."""
     whole = posterior.shape[1] // CHUNK
     torch.amax(posterior[:, : whole * CHUNK].view(-1, whole, CHUNK), dim=2, out=shares[:, :whole])
     if whole < shares.shape[1]:
@@ -97,6 +97,6 @@ def chunk_maxima(posterior: Tensor, shares: Tensor) -> None:
 
 
 def inside_chunks(logits: Tensor, rows: Tensor | None, chunk: Tensor) -> tuple[Tensor, Tensor]:
-    """The logits of a chunk of each row, [P, CHUNK], and the index of their first one, [P]."""
-    start = (chunk * CHUNK).clamp(max=logits.shape[1] - CHUNK)  # the last chunk may reach back into its neighbour
+    """One chunk of logits per row, [P, CHUNK], and the index of its first value, [P]."""
+    start = (chunk * CHUNK).clamp(max=logits.shape[1] - CHUNK)  # the last chunk may overlap its neighbour
     return logits.unfold(1, CHUNK, 1)[torch.arange(len(chunk)) if rows is None else rows, start], start

@@ -1,4 +1,4 @@
-"""The routes: OpenAI's, a stream of every step, replays, and what operators look at."""
+"""The routes: OpenAI's API, a stream of every step, replays, and pages for operators."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from tacg.types import Output
 
 PAGE = Path(__file__).parent / "page"
-CLOSED = 499  # what is logged when the client closed the connection; nobody receives it
+CLOSED = 499  # logged when the client closed the connection; never sent
 
 
 class Service:
-    """A model being served: what all routes share. `app` is the whole application, its guard included."""
+    """A served model: what all routes share. `app` is the whole application, including its guard."""
 
     def __init__(
         self, llm: LLM, limits: Limits | None = None, access: Access | None = None, defaults: Defaults | None = None
@@ -88,10 +88,10 @@ class Service:
         finally:
             await asyncio.to_thread(self.batcher.stop)
 
-    # -- OpenAI's ----------------------------------------------------------------------------------------------------
+    # -- OpenAI's API ------------------------------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> Response:
-        """A conversation's next turn."""
+        """The next turn of a conversation."""
         return await self._answer(request, self.reader.chat, Chat(self.llm))
 
     async def completion(self, request: Request) -> Response:
@@ -104,11 +104,11 @@ class Service:
         if not ask.stream:
             return json_response(await unless_gone(request.receive, self._whole(ask, shape, note)))
         lines = self._chunks(ask, shape, note)
-        first = await unless_gone(request.receive, anext(lines))  # what goes wrong before it is a plain error
+        first = await unless_gone(request.receive, anext(lines))  # errors before the first chunk are plain responses
         return EventStream(first, lines, self.limits.stall)
 
     async def _whole(self, ask: Ask, shape: Shape, note: dict[str, Any]) -> dict[str, Any]:
-        """The response in one document."""
+        """The response as one document."""
         answers: dict[int, Answer] = {}
         with Rows(self.batcher, ask) as rows:
             async for index, told in rows.events():
@@ -118,13 +118,13 @@ class Service:
         return shape.response(choices, _cost(ask, ordered, note))
 
     async def _chunks(self, ask: Ask, shape: Shape, note: dict[str, Any]) -> AsyncGenerator[str, None]:
-        """The response as it comes, chunk by chunk."""
+        """The response chunk by chunk, as it is decoded."""
         answers: dict[int, Answer] = {}
         empty = {"usage": None} if ask.include_usage else {}
         with Rows(self.batcher, ask) as rows:
             async for index, told in rows.events():
                 answer = answers.setdefault(index, Answer())
-                if ask.logprobs:  # they are found by decoding again and again
+                if ask.logprobs:  # slow: found by decoding repeatedly
                     choices = await asyncio.to_thread(answer.chunk, index, told, shape, logprobs=True)
                 else:
                     choices = answer.chunk(index, told, shape, logprobs=False)
@@ -137,11 +137,11 @@ class Service:
         yield "[DONE]"
 
     async def models(self, request: Request) -> Response:
-        """The one model that is served."""
+        """The list of models, which has one entry."""
         return json_response({"object": "list", "data": [self._model()]})
 
     async def one_model(self, request: Request) -> Response:
-        """The same, by name."""
+        """One model by name."""
         if request.path_params["name"] != self.llm.model.spec.name:
             told = f"This server has {self.llm.model.spec.name!r} only."
             raise Refusal(404, told, param="model", code="model_not_found")
@@ -151,7 +151,7 @@ class Service:
         name = self.llm.model.spec.name
         return {"id": name, "object": "model", "created": self.created, "owned_by": "tacg"}
 
-    # -- ours --------------------------------------------------------------------------------------------------------
+    # -- our own API -------------------------------------------------------------------------------------------------
 
     async def decode(self, request: Request) -> Response:
         """A decode, step by step: the lines of a trace."""
@@ -175,7 +175,7 @@ class Service:
                     yield json.dumps(lines.end(told.output))
 
     async def replay(self, request: Request) -> Response:
-        """One or two traces as a page that plays them by itself."""
+        """One or two traces as a standalone page that plays them."""
         async with self.intake.body(request) as body:
             page = await unless_gone(request.receive, self.replayer.page(body))
         headers = {
@@ -185,19 +185,19 @@ class Service:
         return Response(page, 200, headers, "text/html")
 
     async def info(self, request: Request) -> Response:
-        """What the page offers."""
+        """The choices that the page offers."""
         if self._facts is None:
             self._facts = await asyncio.to_thread(describe, self.llm, self.defaults, self.limits)
         return json_response(self._facts)
 
     async def health(self, request: Request) -> Response:
-        """Whether requests are taken."""
+        """Whether the server accepts requests."""
         if self.batcher.draining or not self.batcher.alive:
             return json_response({"status": "draining" if self.batcher.alive else "stopped"}, 503)
         return json_response({"status": "ok"})
 
     async def prometheus(self, request: Request) -> Response:
-        """Numbers for operators."""
+        """Metrics for operators."""
         gauges = {
             "tacg_rows_running": self.batcher.running, "tacg_rows_waiting": self.batcher.waiting,
             "tacg_rows_limit": self.limits.rows, "tacg_queue_limit": self.limits.queue,
@@ -206,9 +206,9 @@ class Service:
         return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
 
     async def _read(self, request: Request, read: Callable[[Any], Ask]) -> Ask:
-        """Understand a request, in a thread: JSON and long texts take their time, and others' chunks must not wait."""
+        """Parse a request in a thread, so that JSON and long texts do not delay other clients' chunks."""
         if self.batcher.draining:
-            self.batcher.submit([])  # says why not
+            self.batcher.submit([])  # raises the refusal
         async with self.intake.body(request) as body:
             ask = await asyncio.to_thread(_understood, body, read)
         note = request.scope["tacg.note"]
@@ -218,7 +218,7 @@ class Service:
 
 @dataclass
 class Answer:
-    """What has been told of one row."""
+    """What is known of one row's answer so far."""
 
     text: str = ""
     tokens: list[tuple[int, float]] = field(default_factory=list)
@@ -227,8 +227,8 @@ class Answer:
     begun: bool = False
 
     def hear(self, told: Any) -> None:
-        """Add it."""
-        if isinstance(told, Started):  # perhaps again: then nothing of it has been shown
+        """Add an event."""
+        if isinstance(told, Started):  # possibly a restart; then nothing of it was shown
             self.text, self.tokens = "", []
         elif isinstance(told, Piece):
             self.text += told.text
@@ -238,7 +238,7 @@ class Answer:
         self.begun = True
 
     def chunk(self, index: int, told: Any, shape: Shape, *, logprobs: bool) -> list[dict[str, Any]]:
-        """The choices of chunks that tell it to the client."""
+        """The choices of the chunks that report this event to the client."""
         if isinstance(told, Started):
             return [] if self.begun else shape.opening(index) or [shape.delta(index, "", None)]
         if isinstance(told, Piece):
@@ -248,7 +248,7 @@ class Answer:
 
 
 class EventStream(Response):
-    """Server-sent events. It ends when the client is gone, or does not read for `stall` seconds."""
+    """Server-sent events. The stream ends when the client is gone or does not read for `stall` seconds."""
 
     media_type = "text/event-stream"
 
@@ -258,7 +258,7 @@ class EventStream(Response):
         self.init_headers({"x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it all."""
+        """Send the whole stream."""
         try:
             await unless_gone(receive, self._write(send, scope["tacg.note"]))
         except (GoneError, TimeoutError):
@@ -272,7 +272,7 @@ class EventStream(Response):
         try:
             async for line in self._lines:
                 await self._event(send, line)
-        except Refusal as refused:  # too late for a status; clients raise when they see an `error`
+        except Refusal as refused:  # too late for a status code; clients raise when they see an `error`
             note["code"] = refused.code
             await self._event(send, json.dumps(refused.document()))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -283,7 +283,7 @@ class EventStream(Response):
 
 
 def page_files() -> dict[str, Path]:
-    """The files of the page by the path that they are found under; index.html is the root."""
+    """The page's files by URL path; index.html is the root."""
     found = {f"/{file.relative_to(PAGE).as_posix()}": file for file in PAGE.rglob("*") if file.is_file()}
     found |= {f"/{file.name}": file for file in SHARED}
     return ({"/": found["/index.html"]} if "/index.html" in found else {}) | found
@@ -297,7 +297,7 @@ async def _file(file: Path, request: Request) -> Response:
 def _understood(body: bytearray, read: Callable[[Any], Ask]) -> Ask:
     try:
         return read(parse_json(body))
-    except RecursionError:  # nested just so deep that it could be parsed, but not repeated in a message
+    except RecursionError:  # parseable, but too deeply nested to be quoted in a message
         raise bad("The body is nested too deeply.", code="invalid_json") from None
 
 
@@ -313,7 +313,7 @@ def _line(lines: Lines, step: Step) -> str:
 
 
 def _cost(ask: Ask, answers: list[Answer], note: dict[str, Any]) -> dict[str, Any]:
-    """The usage of a request; noted for the log too."""
+    """The usage of a request; also noted for the log."""
     outputs = [answer.output for answer in answers if answer.output is not None]
     found = usage(outputs, sum(map(len, ask.prompts)))
     note |= {name: found[name] for name in ("completion_tokens", "forwards")}
@@ -321,7 +321,7 @@ def _cost(ask: Ask, answers: list[Answer], note: dict[str, Any]) -> dict[str, An
 
 
 async def _refused(request: Request, refused: Refusal) -> Response:
-    request.scope["tacg.note"]["code"] = refused.code  # not the message or the field: they repeat the client's words
+    request.scope["tacg.note"]["code"] = refused.code  # not the message or field, which quote the client
     return refused_response(refused)
 
 
@@ -331,12 +331,12 @@ async def _gone(request: Request, _: GoneError) -> Response:
 
 
 async def _fault(request: Request, _: Exception) -> Response:
-    """A mistake of ours; the guard logs it."""
+    """An internal error; the guard logs it."""
     return refused_response(FAULT)
 
 
 async def _no_such(request: Request, error: HTTPException) -> Response:
-    """No such path, or not with this method."""
+    """Unknown path, or a method that the path does not support."""
     told = f"{request.method} {request.url.path[:64]} is nothing that this server does."
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
     return refused_response(Refusal(error.status_code, told, code=code, headers=error.headers or {}))

@@ -1,7 +1,7 @@
 """Continuous batching: one thread owns the engine; rows join and leave the running batch at any step.
 
-Whoever waits gets in by order of arrival, and every row in the batch takes part in every step, so nobody starves. A
-row's answer does not depend on its neighbours, and neither does its failure.
+Waiting requests are admitted in order of arrival, and every row in the batch takes part in every step, so no request
+starves. Rows do not influence each other's answers, and a failing row does not affect the others.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ class Batcher:
         self._llm, self._limits, self._metrics = llm, limits, metrics
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()
-        # An engine with its rows. The first is the batch; others hold one row each, after a step that failed.
+        # Each engine with its rows. The first is the batch; the others hold one row each, after a failed step.
         self._engines: dict[Engine, dict[int, Job]] = {Engine(llm.model, limits.rows, llm.verifier): {}}
-        self._room, self._well = limits.rows, 0  # rows that memory holds, as far as is known; ended since it was known
+        self._room, self._well = limits.rows, 0  # rows that fit memory, as far as known; rows finished since then
         self._draining = self._stopped = False
-        self.failure = ""  # why nothing will ever be decoded here again
-        self._usual = 1.0  # seconds that a job takes, a moving average
+        self.failure = ""  # why this batcher can never decode again
+        self._usual = 1.0  # moving average of a job's duration in seconds
         self._thread = threading.Thread(target=self._run, name="tacg-batcher", daemon=True)
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to decode."""
+        """Start decoding."""
         self._thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> None:
-        """Take all of these jobs, or refuse all of them."""
+        """Accept all of these jobs, or refuse all of them."""
         with self._changed:
             if self._draining or self._stopped:
                 raise refusal.leaving()
@@ -71,20 +71,20 @@ class Batcher:
             self._changed.notify()
 
     def cancel(self, jobs: Sequence[Job]) -> None:
-        """Nobody waits for these any more: they take part in no further step, and are told nothing more."""
+        """Cancel jobs: they take part in no more steps, and get no more events."""
         with self._changed:
             for job in jobs:
                 job.cancelled = True
             self._changed.notify()
 
     def drain(self) -> None:
-        """Take no more jobs; those accepted go on."""
+        """Accept no more jobs; accepted ones continue."""
         with self._changed:
             self._draining = True
             self._changed.notify()
 
     def stop(self) -> None:
-        """Refuse what is left, and end the thread."""
+        """Refuse the remaining jobs, and end the thread."""
         with self._changed:
             self._draining = self._stopped = True
             self._changed.notify()
@@ -98,7 +98,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """Rows that wait for a place."""
+        """Rows waiting for a place."""
         return len(self._waiting)
 
     @property
@@ -108,7 +108,7 @@ class Batcher:
 
     @property
     def alive(self) -> bool:
-        """Whether anything is still decoded here."""
+        """Whether the decoding thread is running."""
         return self._thread.is_alive()
 
     # -- the batcher's thread ----------------------------------------------------------------------------------------
@@ -118,10 +118,10 @@ class Batcher:
             while self._next():
                 for engine in list(self._engines):
                     self._step(engine)
-        except DeviceLostError as error:  # no later call can do better, not even in another engine
+        except DeviceLostError as error:  # no later call can succeed, not even in another engine
             self.failure = f"The device {self._llm.model.spec.name!r} runs on has failed: {error}"
             log.critical("%s", self.failure)
-        except Exception as error:  # a fault of ours: better to say so to everybody than to leave them waiting
+        except Exception as error:  # a bug of ours: tell all clients instead of leaving them waiting
             self.failure = f"The batcher has failed: {type(error).__name__}."
             log.critical("%s", self.failure, exc_info=True)
         finally:
@@ -133,7 +133,7 @@ class Batcher:
                 self._engines.clear()
 
     def _next(self) -> bool:
-        """Wait until there is something to do, let go of what is not wanted, let in what waits. False: stop."""
+        """Wait for work, drop unwanted jobs, and admit waiting ones. False: stop."""
         with self._changed:
             while not (self._waiting or self._stopped or any(engine.busy for engine in self._engines)):
                 self._changed.wait()
@@ -142,7 +142,7 @@ class Batcher:
             self._drop()
             engine, jobs = next(iter(self._engines.items()))
             while self._waiting and self.running < min(self._room, self._limits.rows):
-                job = self._waiting[0]  # where it is told of it if this is the end of everything
+                job = self._waiting[0]  # it stays in the queue, so that it is informed if everything fails here
                 try:
                     jobs[engine.submit(job.request)] = job
                     self._waiting.popleft()
@@ -159,7 +159,7 @@ class Batcher:
         return True
 
     def _drop(self) -> None:
-        """Let go of jobs that nobody waits for, or that are late."""
+        """Drop jobs that were cancelled or are past their deadline."""
         now = time.monotonic()
 
         def over(job: Job) -> bool:
@@ -181,7 +181,7 @@ class Batcher:
         detail = {row: job.trace for row, job in jobs.items() if job.watched}
         try:
             events = engine.step(detail=detail)
-        except Exception as error:  # whatever a policy or a model does wrong
+        except Exception as error:  # a policy or model may raise anything
             check_device(self._llm.model)
             lost = [jobs.pop(row) for row in sorted(engine.lost & jobs.keys())]
             engine.lost.clear()
@@ -191,7 +191,7 @@ class Batcher:
         else:
             self._hear(engine, events)
             return
-        self._shed(lost)  # here the error is gone, and with it the tensors that its frames held
+        self._shed(lost)  # the error is released here, with the tensors in its frames
 
     def _hear(self, engine: Engine, events: Iterable[Event]) -> None:
         jobs = self._engines[engine]
@@ -207,12 +207,12 @@ class Batcher:
             del self._engines[engine]
 
     def _read(self, engine: Engine, job: Job, event: Event) -> Iterator[Told]:
-        """What an event means to the one who waits."""
+        """What an event means to the waiting client."""
         assert job.transcript is not None
         if isinstance(event, Finished):
             yield from self._finish(job, event.output)
         elif isinstance(event, Started):
-            if not job.shown:  # else it starts again, which nobody is to notice
+            if not job.shown:  # otherwise it restarts, which the client should not notice
                 yield event
         elif event.step > job.steps:
             job.steps = event.step
@@ -233,7 +233,7 @@ class Batcher:
         self._metrics.add("tacg_forwards_total", output.forwards)
         self._usual += 0.1 * (time.monotonic() - job.began - self._usual)
         self._well += 1
-        if self._well >= self._room:  # perhaps memory has room for one more by now
+        if self._well >= self._room:  # memory may have room for one more by now
             self._room, self._well = min(self._room + 1, self._limits.rows), 0
         if output.error:
             yield refusal.failed(output.error)
@@ -250,14 +250,14 @@ class Batcher:
     # -- trouble -----------------------------------------------------------------------------------------------------
 
     def _shed(self, lost: list[Job]) -> None:
-        """After a step for which memory did not suffice: fewer rows. Those that the step lost; or the youngest, of
-        those that nobody has seen anything of if there are any.
+        """After a step that ran out of memory: fewer rows. Removes the rows that the step lost, or else the youngest
+        row, preferably one of which the client has seen nothing.
         """
         self._metrics.add("tacg_memory_shortages_total")
         free_memory(self._llm.model)
         if not lost:
             running = [(each, row, job) for each, jobs in self._engines.items() for row, job in jobs.items()]
-            if not running:  # nobody waits for what could not be done
+            if not running:  # every row has ended already
                 return
             engine, row, youngest = min(running, key=lambda found: (found[2].shown, -found[2].began))
             engine.cancel(row)
@@ -268,7 +268,7 @@ class Batcher:
             self._put_back(lost)
 
     def _put_back(self, jobs: Sequence[Job]) -> None:
-        """Let jobs wait, as the next to get in, until there is more memory; a row that was alone would wait in vain."""
+        """Put jobs back at the head of the queue until there is more memory; a row that was alone ends instead."""
         alone = not self.running and len(jobs) == 1
         self._room, self._well = max(1, self.running + len(jobs) - 1), 0
         for job in reversed(jobs):
@@ -280,9 +280,9 @@ class Batcher:
                 self._waiting.appendleft(job)
 
     def _isolate(self, engine: Engine, lost: list[Job], error: Exception) -> None:
-        """After a step that failed: each row of it starts again in an engine of its own; one that was alone fails.
+        """After a step that failed: each of its rows restarts in its own engine; a row that was alone fails.
 
-        lost  the rows that the step was busy with; none: it may have been any, and the whole engine is given up
+        lost  the rows that the step was processing; empty: it may have been any, so the whole engine is dropped
         """
         jobs = lost or list(self._engines[engine].values())
         if len(jobs) == 1:
@@ -315,5 +315,5 @@ class Batcher:
             self._engines = fresh | kept | alone
 
     def _may_restart(self, job: Job) -> bool:
-        """What a client has seen of an answer must be how it goes on."""
+        """Whether a restart must give the same answer: only then may a client have seen a part of it."""
         return not job.shown or repeats(self._llm.model)

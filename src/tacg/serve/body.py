@@ -1,4 +1,4 @@
-"""Bodies of requests: JSON, read within limits, and taken apart field by field so that none is overlooked."""
+"""Request bodies: JSON, read within limits, and taken apart field by field so that none is overlooked."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
     from tacg.serve.limits import Limits
 
-NAME = 64  # characters of a stranger's words that are repeated to them
+NAME = 64  # characters of the client's input that are quoted back
 
 
 class Intake:
-    """Receives bodies: each within its limits, and all of them, until they are understood, within `flight_bytes`.
+    """Receives bodies. Each has its limit, and all bodies that are not parsed yet must fit within `flight_bytes`.
 
-    When that much is held, a body is refused once it is larger than an equal share for every connection. So whoever
-    holds large ones does not keep small ones out.
+    When that total is reached, a body is refused once it is larger than an equal share per connection. So clients with
+    large bodies do not keep out small ones.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -36,7 +36,7 @@ class Intake:
 
     @contextlib.asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytearray]:
-        """A request's body. Refused: too large, too slow, not said to be JSON (so that pages of others must ask)."""
+        """A request's body. Refused if too large, too slow or not declared as JSON (which forces a CORS preflight)."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             told = f"`Content-Type` must be application/json, got {kind[:NAME]!r}."
@@ -61,12 +61,12 @@ class Intake:
 
 
 def parse_json(body: bytes | bytearray) -> Any:
-    """Strict JSON: UTF-8, finite numbers, and no name twice in an object."""
+    """Parse strict JSON: UTF-8, finite numbers, and no duplicate names in an object."""
     try:
         return json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_constant, parse_float=_number)
     except RecursionError:
         raise bad("The body is nested too deeply.", code="invalid_json") from None
-    except ValueError as error:  # Unicode's and JSON's errors, and integers of thousands of digits
+    except ValueError as error:  # Unicode and JSON errors, and integers of thousands of digits
         raise bad(f"The body is not valid JSON: {str(error)[:200]}.", code="invalid_json") from None
 
 
@@ -89,7 +89,7 @@ def _number(word: str) -> float:
 
 
 class Body:
-    """The fields of a request. Each is taken once; what is left over at the end is refused."""
+    """The fields of a request. Each is taken once; remaining fields are refused at the end."""
 
     def __init__(self, document: Any) -> None:
         if not isinstance(document, dict):
@@ -100,7 +100,7 @@ class Body:
         return self._left.get(name) is not None
 
     def take(self, name: str, wants: str, right: Callable[[Any], bool], default: Any = None) -> Any:
-        """A field, or the default if it is not there or null. `wants` says in words what `right` checks."""
+        """A field, or the default if it is missing or null. `wants` describes what `right` checks."""
         value = self._left.pop(name, None)
         if value is None:
             return default
@@ -109,11 +109,11 @@ class Body:
         return value
 
     def flag(self, name: str) -> bool:
-        """A field that is true or false; false if it is not there."""
+        """A boolean field; false if it is missing."""
         return bool(self.take(name, "true or false", lambda value: isinstance(value, bool), False))
 
     def drop_neutral(self, neutral: Mapping[str, Iterable[Any]]) -> None:
-        """Let fields go that we do not support if they ask for nothing; refuse them otherwise."""
+        """Drop unsupported fields if their value changes nothing; otherwise refuse them."""
         for name, values in neutral.items():
             value = self._left.pop(name, None)
             if value is None or any(_same(value, each) for each in values):
@@ -124,13 +124,13 @@ class Body:
             raise bad(told, name, "unsupported_parameter")
 
     def settings(self, known: Iterable[str], taken: Iterable[str] = ()) -> dict[str, Any]:
-        """All that is left, as settings. Names that are not known are refused with the nearest match, be it one of
-        the fields that were `taken` before.
+        """All remaining fields as settings. Unknown names are refused with the nearest match, which may also be one of
+        the fields `taken` before.
         """
         known, taken = set(known), set(taken)
         for name, value in list(self._left.items()):
             if value is None and name in taken:
-                del self._left[name]  # null is as good as nothing
+                del self._left[name]  # null means missing
             elif name not in known:
                 told = unknown("field", name[:NAME], (known | taken) - {name})
                 raise bad(str(told), name[:NAME], "unknown_parameter")
@@ -139,18 +139,18 @@ class Body:
 
 
 def brief(value: Any) -> str:
-    """A value of the client's as it is repeated in a message."""
+    """A client's value, shortened for a message."""
     text = json.dumps(value) if not isinstance(value, dict | list) else f"{type(value).__name__} of {len(value)}"
     return text if len(text) <= NAME else text[:NAME] + "…"
 
 
 def is_int(value: Any) -> bool:
-    """A whole number; true and false are none."""
+    """Whether it is an integer; booleans are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> bool:
-    """A number; true and false are none."""
+    """Whether it is a number; booleans are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -159,7 +159,7 @@ def _same(value: Any, other: Any) -> bool:
 
 
 def blame(error: TacgError, names: Iterable[str]) -> Refusal:
-    """The library's own message, with the field that it talks about."""
+    """The library's error message as a refusal, with the field it mentions."""
     told = str(error)
     about = [name for name in re.findall(r"`(\w+)`", told) if name in set(names)]
     return bad(told[:1000], about[0] if about else None)

@@ -1,4 +1,4 @@
-"""At the door: who may come in, what every response carries, and the one line that is logged of each request."""
+"""Access control, headers of every response, and one log line per request."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask.
+    """Who may use the server.
 
-    api_key      what clients must send as `Authorization: Bearer …`; None: nothing
-    hosts        names that a request may call this server by; None: any. It stops other sites' pages whose name was
-                 made to point here (DNS rebinding)
-    origins      sites whose pages may read answers; "*": all
+    api_key      what clients must send as `Authorization: Bearer …`; None: no key
+    hosts        host names that requests may use for this server; None: any. This stops pages of other sites whose
+                 name was made to point here (DNS rebinding)
+    origins      sites whose pages may read responses; "*": all
     log_prompts  write prompts into the log
     """
 
@@ -72,11 +72,11 @@ class Access:
         return cls(api_key, frozenset({*LOCAL, *also}) if also else None, **more)
 
 
-LOCAL = ("localhost", "127.0.0.1", "::1")  # names under which a server is always asked from its own machine
+LOCAL = ("localhost", "127.0.0.1", "::1")  # names by which the server can always be reached from its own machine
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
+    """Whether only this machine can reach the address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -84,7 +84,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """Wraps the application. Nothing gets past it without a key if there is one, except what is `public`."""
+    """Wraps the application. If there is a key, every request needs it, except for `public` paths."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Guard:
         self._public, self._endpoints = frozenset(public), frozenset(endpoints)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -122,11 +122,11 @@ class Guard:
         finally:
             self._leave(scope, visit, note)
 
-    # -- coming in ---------------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------------------------
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        # Of two lengths a proxy may believe the other one, and take the rest of the body for somebody's next request.
-        # The connection ends: what would follow is in doubt.
+        # If there are two lengths, a proxy may use the other one and take the rest of the body for another request.
+        # The connection is closed, because what follows cannot be trusted.
         if "transfer-encoding" in headers and ("content-length" in headers or scope["http_version"] == "1.0"):
             told = "`Transfer-Encoding` must come alone and with HTTP/1.1: leave `Content-Length` out."
             raise Refusal(400, told, code="ambiguous_length", headers={"connection": "close"})
@@ -155,14 +155,14 @@ class Guard:
         return origin in self._access.origins or "*" in self._access.origins
 
     def _granted(self, headers: Headers) -> dict[str, str]:
-        """What a page of another site needs to see to read the response."""
+        """The headers that let a page of another site read the response."""
         origin = headers.get("origin")
         if origin is None or not self._may_read(origin):
             return {} if self._access.origins else {"cross-origin-resource-policy": "same-origin"}
         return {"access-control-allow-origin": origin, "vary": "Origin"}
 
     def _preflight(self, scope: Scope, headers: Headers) -> Response | None:
-        """The answer to a browser that asks whether a page of another site may send a request."""
+        """The answer to a browser's CORS preflight request."""
         asks = scope["method"] == "OPTIONS" and "access-control-request-method" in headers
         if not asks or not self._may_read(headers.get("origin", "")):
             return None
@@ -172,7 +172,7 @@ class Guard:
             headers={"access-control-allow-methods": "GET, POST", "access-control-allow-headers": wanted},
         )
 
-    # -- going out ---------------------------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------------------------
 
     def _leave(self, scope: Scope, visit: _Visit, note: dict[str, Any]) -> None:
         seconds = time.perf_counter() - visit.began
@@ -187,14 +187,14 @@ class Guard:
 
 
 class _Visit:
-    """One request: its number for the log, when it came, what it got. Adds the headers of every response."""
+    """One request: its id for the log, its start time and its status. Adds the headers of every response."""
 
     def __init__(self, send: Send, granted: dict[str, str]) -> None:
         self._send, self._granted = send, granted
         self.id, self.began, self.status = uuid.uuid4().hex, time.perf_counter(), 0
 
     async def send(self, message: Message) -> None:
-        """Send on."""
+        """Send a message on, with these headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
@@ -210,7 +210,7 @@ FAULT = Refusal(
 
 
 def json_response(document: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """JSON in plain ASCII: text of a client that is no valid Unicode can still be repeated."""
+    """JSON in plain ASCII, so that a client's invalid Unicode can still be quoted."""
     return Response(json.dumps(document), status, headers, "application/json")
 
 
@@ -220,7 +220,7 @@ def refused_response(refused: Refusal) -> Response:
 
 
 def _site(origin: str) -> str | None:
-    """Host and port of an origin, None if it is none."""
+    """Host and port of an origin; None if it is not valid."""
     try:
         return urlsplit(origin).netloc
     except ValueError:
@@ -235,6 +235,6 @@ def _host_name(host: str) -> str:
 
 
 def _log_fault(number: str, error: Exception, *, with_words: bool) -> None:
-    """Where it happened; not what was said, which may be a prompt."""
+    """Log where it happened, but not the message, which may contain a prompt."""
     place = "".join(traceback.format_tb(error.__traceback__))
     log.error("%s a fault: %s%s\n%s", number, type(error).__name__, f": {error}" if with_words else "", place)

@@ -1,4 +1,4 @@
-"""What a page needs to know to offer choices: the model, policies and their knobs, examples, limits."""
+"""What the page needs to offer choices: the model, policies and their knobs, examples, limits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def describe(llm: LLM, defaults: Defaults, limits: Limits) -> dict[str, Any]:
-    """Everything, as JSON can hold it."""
+    """Everything as JSON values."""
     decode = Decode().knobs()
     return {
         "tacg": __version__,
@@ -37,7 +37,7 @@ def describe(llm: LLM, defaults: Defaults, limits: Limits) -> dict[str, Any]:
 
 
 def _spellings() -> list[str]:
-    """Every policy, and every wrapper over each that it can wrap, as far as they load."""
+    """Every policy, and every wrapper over every policy it can wrap, if they load."""
     names = [name for name in policy_names() if _loads(name)]
     wrappers = [name for name in names if issubclass(policy_class(name), Wrapper)]
     plain = [name for name in names if name not in wrappers]
@@ -46,7 +46,7 @@ def _spellings() -> list[str]:
 
 
 def _loads(name: str) -> bool:
-    """Not so of broken packages, and of two policies that have knobs of the same name."""
+    """Whether a policy loads; false for broken packages, and for combinations with two knobs of one name."""
     try:
         get_policy(name)
     except TacgError:

@@ -1,4 +1,4 @@
-"""A row that somebody waits for, and what is told of it."""
+"""A row that a client waits for, and the events that it gets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A row's last word: what it did; its text, all pieces together; and OpenAI's reason, stop or length."""
+    """A row's last event: its output, with the text of all pieces, and OpenAI's finish reason (stop or length)."""
 
     output: Output
     reason: str
@@ -31,11 +31,11 @@ Told = Started | Step | Piece | Done | Refusal
 
 @dataclass(eq=False)
 class Job:
-    """A row that somebody waits for.
+    """A row that a client waits for.
 
-    tell      receives what happens, in the batcher's thread; the last is a `Done` or a `Refusal`
-    stream    tell pieces of text as they settle
-    trace     tell every step with everything measured
+    tell      callback for events, called in the batcher's thread; the last is a `Done` or a `Refusal`
+    stream    report pieces of text as soon as they are final
+    trace     report every step with all signals
     deadline  seconds from now until it must be done
     """
 
@@ -48,34 +48,34 @@ class Job:
     logprobs: bool = False
     cancelled: bool = False
     began: float = field(default_factory=time.monotonic)
-    steps: int = 0  # told so far; a row that has to start again repeats none
+    steps: int = 0  # reported so far; a restarted row does not repeat them
     text: str = ""
     transcript: Transcript | None = None
-    shown: bool = False  # the client has seen a part of the answer: it can no longer become another one
+    shown: bool = False  # the client has seen a part of the answer, so it must not change any more
 
     @property
     def watched(self) -> bool:
-        """Whether its steps matter on the way."""
+        """Whether its intermediate steps are needed."""
         return self.trace or self.stream or bool(self.stop)
 
     def begin(self, llm: LLM) -> None:
-        """Nothing of it has been decoded; or nothing of that counts any more. What was shown does."""
+        """Start, or start again: reset everything, unless a part of the answer was shown."""
         if not self.shown:
             self.steps, self.text = 0, ""
             self.transcript = Transcript(llm, self.stop, tokens=self.logprobs)
 
     def hear(self, told: Told) -> None:
-        """Tell whoever waits, as long as somebody does."""
+        """Report an event, unless the job is cancelled."""
         if self.cancelled:
             return
         if isinstance(told, Piece | Step):
             self.shown = self.shown or self.stream or self.trace
         try:
             self.tell(told)
-        except Exception:  # the one who waited is gone, and its event loop with it; or it reads too slowly
+        except Exception:  # the client and its event loop are gone, or it reads too slowly
             self.cancelled = True
 
     def end(self, told: Refusal) -> None:
-        """There is no more to come."""
+        """Report a refusal as the last event."""
         self.hear(told)
         self.cancelled = True

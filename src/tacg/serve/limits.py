@@ -1,4 +1,4 @@
-"""How much the server takes on: of one request, and of all of them."""
+"""How much the server accepts, per request and in total."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from tacg.errors import TacgError
 
 @dataclass(frozen=True)
 class Limits:
-    """Every limit has a number; what is beyond it is refused with a message that names it.
+    """Requests beyond a limit are refused with a message that names it.
 
-    rows            decoded together
+    rows            rows decoded together
     queue           rows that may wait for a place; more are refused with 429
     answers         rows of one request: `n` times its prompts
-    prompt_tokens   of one prompt
+    prompt_tokens   tokens of one prompt
     gen_length      positions of one answer
-    body_bytes      of a request; `replay_bytes` of one that brings traces
-    flight_bytes    of all bodies that are being received or understood
-    head            seconds that a client may take to say what it wants, up to the end of its headers
-    deadline        seconds until an answer must be complete, waiting included
+    body_bytes      bytes of a request; `replay_bytes` for one with traces
+    flight_bytes    bytes of all bodies that are being received or parsed
+    head            seconds that a client may take to send its headers
+    deadline        seconds until an answer must be complete, including waiting
     stall           seconds that a client may take to send its body, or to read a chunk
-    grace           seconds that requests under way get when the server is told to stop
-    connections     open at once
+    grace           seconds that running requests get when the server is told to stop
+    connections     connections open at once
     """
 
     rows: int = 32
@@ -40,7 +40,7 @@ class Limits:
     connections: int = 1024
 
     def body_of(self, path: str) -> int:
-        """Bytes that a request to this path may bring."""
+        """Maximum body size in bytes for this path."""
         return self.replay_bytes if path == "/v1/replay" else self.body_bytes
 
     def __post_init__(self) -> None:
@@ -48,4 +48,4 @@ class Limits:
             least = 0 if each.name in ("queue", "grace") else 1 if each.type == "int" else 0.001
             if getattr(self, each.name) < least:
                 raise TacgError(f"`{each.name}` must be >= {least}, got {getattr(self, each.name)}.")
-        object.__setattr__(self, "answers", min(self.answers, self.rows + self.queue))  # more would never get in
+        object.__setattr__(self, "answers", min(self.answers, self.rows + self.queue))  # more would never be admitted

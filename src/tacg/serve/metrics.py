@@ -1,4 +1,4 @@
-"""Counters and gauges in the text that Prometheus reads."""
+"""Counters and gauges in Prometheus's text format."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEANINGS = {
 
 
 class Metrics:
-    """What has happened so far. Any thread may add to it."""
+    """What was counted so far. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -31,12 +31,12 @@ class Metrics:
         self._seconds: dict[str, list[float]] = defaultdict(lambda: [0.0] * (len(BOUNDS) + 2))  # buckets, count, sum
 
     def add(self, name: str, amount: float = 1, **labels: object) -> None:
-        """Count something. Labels must be words of our own: what clients send would grow without end."""
+        """Count something. Label values must be our own: values from clients would grow without limit."""
         with self._lock:
             self._counts[name][_labels(labels)] += amount
 
     def took(self, seconds: float, **labels: object) -> None:
-        """Note how long a request took."""
+        """Record the duration of a request."""
         with self._lock:
             found = self._seconds[_labels(labels)]
             for place, bound in enumerate(BOUNDS):
@@ -45,7 +45,7 @@ class Metrics:
             found[-1] += seconds
 
     def text(self, gauges: Mapping[str, float]) -> str:
-        """Everything, and these values of the moment."""
+        """All counters, and these current gauge values."""
         with self._lock:
             lines = []
             for name, meaning in MEANINGS.items():

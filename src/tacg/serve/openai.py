@@ -1,4 +1,4 @@
-"""OpenAI's shapes of answers: chat and text completions, whole or in chunks, and what they cost."""
+"""OpenAI's response formats: chat and text completions, whole or in chunks, and usage."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from tacg.types import Output
 
 Document = dict[str, Any]
-LEAST = -9999.0  # OpenAI's logprob for what is out of the question
+LEAST = -9999.0  # OpenAI's logprob for impossible tokens
 
 
 @dataclass
 class Shape:
-    """The documents of one response."""
+    """Builds the documents of one response."""
 
     llm: LLM
     prefix: ClassVar[str]
@@ -36,7 +36,7 @@ class Shape:
         return self._frame(self.whole, choices) | {"usage": usage}
 
     def part(self, choices: list[Document], usage: Document | None = None) -> Document:
-        """A chunk of a response; the one with the usage has no choices."""
+        """A chunk of a response; the chunk with the usage has no choices."""
         return self._frame(self.chunk, choices) | ({} if usage is None else {"usage": usage})
 
     def _frame(self, kind: str, choices: list[Document]) -> Document:
@@ -46,19 +46,19 @@ class Shape:
         }  # fmt: skip
 
     def piece(self, token: int) -> str:
-        """A token's own text, special ones spelled out."""
+        """A token's own text, including special tokens."""
         return self.llm.tokenizer.decode([token], special=True)
 
     def opening(self, index: int) -> list[Document]:
-        """What a stream begins a choice with."""
+        """The choices that open a stream."""
         raise NotImplementedError
 
     def delta(self, index: int, text: str, logprobs: Document | None) -> Document:
-        """A choice of a chunk: more text."""
+        """A chunk's choice with more text."""
         raise NotImplementedError
 
     def last(self, index: int, reason: str) -> Document:
-        """A choice of a chunk: no more text, and why."""
+        """A chunk's choice with the finish reason."""
         raise NotImplementedError
 
     def choice(self, index: int, text: str, reason: str, logprobs: Document | None) -> Document:
@@ -66,7 +66,7 @@ class Shape:
         raise NotImplementedError
 
     def logprobs(self, tokens: Sequence[tuple[int, float]], before: Sequence[int]) -> Document:
-        """The logarithm of the confidence with which each token was committed; `before` are ids told already."""
+        """The log of the confidence with which each token was committed; `before` are ids reported already."""
         raise NotImplementedError
 
 
@@ -93,7 +93,7 @@ class Chat(Shape):
         return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
     def logprobs(self, tokens: Sequence[tuple[int, float]], before: Sequence[int]) -> Document:
-        """A list of tokens, each with its text, bytes (unless it is only a part of a character) and logprob."""
+        """A list of tokens with text, bytes (unless the token is only a part of a character) and logprob."""
         found = []
         for token, confidence in tokens:
             text = self.piece(token)
@@ -124,7 +124,7 @@ class Completion(Shape):
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     def logprobs(self, tokens: Sequence[tuple[int, float]], before: Sequence[int]) -> Document:
-        """Parallel lists: tokens, their logprobs, and where in the text they begin."""
+        """Parallel lists: tokens, their logprobs, and their offsets in the text."""
         ids = [*before, *(token for token, _ in tokens)]
         starts = [len(self.llm.tokenizer.decode(ids[:place])) for place in range(len(before), len(ids))]
         return {
@@ -140,7 +140,7 @@ def logprob(confidence: float) -> float:
 
 
 def usage(outputs: Sequence[Output], prompt_tokens: int) -> Document:
-    """What a request cost: OpenAI's numbers, and ours: steps and forwards of all rows, tokens per forward."""
+    """The usage of a request: OpenAI's numbers, plus steps and forwards of all rows and tokens per forward."""
     tokens, forwards = sum(len(output.tokens) for output in outputs), sum(output.forwards for output in outputs)
     return {
         "prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens,

@@ -1,4 +1,4 @@
-"""What a client asks for: OpenAI's fields and ours, each checked, as prompts, a policy and settings of a decode."""
+"""Parsing of requests: OpenAI's fields and ours, each checked, into prompts, a policy and decode settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tacg.policies import Policy
     from tacg.serve.limits import Limits
 
-# Fields of OpenAI's that we do not support, each with the values that ask for nothing.
+# OpenAI's fields that we do not support, each with the values that change nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,), "presence_penalty": (0,), "top_p": (1,), "logit_bias": ({},),
 }  # fmt: skip
@@ -33,21 +33,21 @@ NEUTRAL_CHAT: dict[str, tuple[Any, ...]] = NEUTRAL | {
     "web_search_options": (),
 }  # fmt: skip
 NEUTRAL_COMPLETION: dict[str, tuple[Any, ...]] = NEUTRAL | {"best_of": (1,), "echo": (False,), "suffix": ("",)}
-NAMES = ("user", "safety_identifier", "prompt_cache_key")  # say who asks; no answer depends on it
-# What an assistant's message carries when a client sends it back to us.
+NAMES = ("user", "safety_identifier", "prompt_cache_key")  # identify the user; answers do not depend on them
+# Fields of an assistant's message that clients send back to us.
 EMPTY_IN_MESSAGE = ("annotations", "audio", "function_call", "name", "refusal", "tool_call_id", "tool_calls")
 ROLES = ("system", "user", "assistant")
 OWN_FIELDS = ("model", "policy", "deadline", "prompt", "messages")
 FIELDS = (*OWN_FIELDS, "stream", "stream_options", "stop", "max_tokens", "max_completion_tokens", "n", "logprobs")
-SERVERS_OWN = ("scan",)  # how the machine computes is not a client's business
+SERVERS_OWN = ("scan",)  # clients may not choose how the machine computes
 DECODE = {*Decode().knobs(), "suppress"}
 STOPS, STOP_LENGTH, SPELLING = 16, 256, 64
-CHARACTERS = 64  # for each token that a prompt may have: a text beyond that is not even encoded
+CHARACTERS = 64  # per allowed prompt token; longer texts are not even encoded
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a request does not say: the policy's spelling and settings that the server was started with."""
+    """The policy and settings that the server was started with, for requests that do not set them."""
 
     policy: str = "tacg"
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -55,10 +55,10 @@ class Defaults:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request, understood: every prompt is to be decoded `n` times.
+    """A parsed request: every prompt is decoded `n` times.
 
     shown       the prompts as text, for traces and logs
-    constraint  what every answer must look like
+    constraint  what every answer must match
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -74,7 +74,7 @@ class Ask:
     constraint: Automaton | None = None
 
     def rows(self) -> list[Request]:
-        """A row for every answer: n for the first prompt, n for the second, … Answers to a prompt differ by seed."""
+        """One row per answer: n for the first prompt, n for the second, … Answers to a prompt differ by seed."""
         seeds = range(self.decode.seed, self.decode.seed + self.n)
         return [
             Request(prompt, self.policy, replace(self.decode, seed=seed), (), self.constraint)
@@ -83,12 +83,12 @@ class Ask:
         ]
 
     def probed(self, probe: Policy) -> Ask:
-        """The same, decided by a policy around this one's."""
+        """The same request with a policy that wraps this one's."""
         return replace(self, policy=probe)
 
 
 class Reader:
-    """Understands requests to one model."""
+    """Parses requests to one model."""
 
     def __init__(self, llm: LLM, defaults: Defaults, limits: Limits) -> None:
         self._llm, self._defaults, self._limits = llm, defaults, limits
@@ -209,7 +209,7 @@ class Reader:
         return ask
 
     def _format(self, body: Body) -> str | None:
-        """What `response_format` asks for, as a regular expression; None for text."""
+        """The `response_format` as a regular expression; None for text."""
         wants = "an object with a `type`: text, json_object or json_schema"
         given = body.take("response_format", wants, lambda value: isinstance(value, dict))
         kind = given and given.get("type")
@@ -229,7 +229,7 @@ class Reader:
             raise bad(str(error)[:1000], "response_format") from None
 
     def _held_to(self, ask: Ask, pattern: str) -> Ask:
-        """The same, with answers that match; raises if there are none of this length."""
+        """The same request with answers constrained to match; raises if no answer of this length can."""
         llm, spec = self._llm, self._llm.model.spec
         try:
             ask = replace(ask, constraint=compile_pattern(pattern, llm.tokenizer, spec, ask.decode.suppress))
@@ -240,7 +240,7 @@ class Reader:
         return ask
 
     def _options(self, body: Body, prompts: int) -> dict[str, Any]:
-        """n, stop and how to stream."""
+        """n, stop and the streaming options."""
         most = self._limits.answers // prompts
         n = body.take("n", f"a whole number in [1, {most}]", lambda value: is_int(value) and 1 <= value <= most, 1)
         wants = f"a text or up to {STOPS} texts, none empty or longer than {STOP_LENGTH} characters"
@@ -259,7 +259,7 @@ class Reader:
         }  # fmt: skip
 
     def _settings(self, body: Body, *, openai: bool) -> tuple[Policy, Decode]:
-        """The policy and the decode: what the request says, then what the server was started with."""
+        """The policy and the decode: settings of the request override those of the server."""
         spelling = body.take("policy", f"a policy's name of at most {SPELLING} characters", _right_spelling)
         length = self._length(body) if openai else None
         try:
@@ -283,14 +283,14 @@ class Reader:
         return policy, decode
 
     def _kept(self, spelling: str | None, policy: Policy) -> dict[str, Any]:
-        """The server's own settings, as far as the policy that a request names has such knobs; a preset has its own."""
+        """The server's settings that the requested policy has as knobs; none if the request names a preset."""
         if spelling is not None and ":" in spelling:
             return {}
         known = DECODE | policy.knobs().keys()
         return {name: value for name, value in self._defaults.settings.items() if name in known}
 
     def _length(self, body: Body) -> int | None:
-        """How many tokens at most, by either of OpenAI's names."""
+        """The maximum number of tokens, under either of OpenAI's names."""
         names = ("max_tokens", "max_completion_tokens")
         values = [body.take(name, "a whole number >= 1", lambda value: is_int(value) and value >= 1) for name in names]
         given = {value for value in values if value is not None}
@@ -299,7 +299,7 @@ class Reader:
         return int(given.pop()) if given else None
 
     def _within(self, decode: Decode) -> None:
-        """Refuse what is beyond the limits, or cannot lead anywhere."""
+        """Refuse settings that exceed the limits or leave no token to write."""
         most, spec = self._limits.gen_length, self._llm.model.spec
         if decode.gen_length > most:
             told = f"`gen_length` (`max_tokens`) must be at most {most} on this server, got {decode.gen_length}."
@@ -316,7 +316,7 @@ def _drop_names(body: Body) -> None:
 
 
 def _message(number: int, message: Any) -> dict[str, str]:
-    """One message, with nothing but a role and a text."""
+    """One message, reduced to role and text."""
     where = f"messages.{number}"
     if not isinstance(message, dict):
         raise bad(f"`{where}` must be an object with `role` and `content`, got {brief(message)}.", where)
@@ -324,7 +324,7 @@ def _message(number: int, message: Any) -> dict[str, str]:
     for name, value in message.items():
         if name not in ("role", "content") and not (name in EMPTY_IN_MESSAGE and value in (None, [])):
             raise bad(f"`{where}` must have `role` and `content` alone, got {name[:NAME]!r} as well.", where)
-    role = "system" if role == "developer" else role  # the same thing under its newer name
+    role = "system" if role == "developer" else role  # the newer name for the same role
     if role not in ROLES:
         told = f"`{where}.role` must be one of {', '.join(ROLES)}, got {brief(role)}."
         raise bad(told, f"{where}.role")
@@ -336,7 +336,7 @@ def _message(number: int, message: Any) -> dict[str, str]:
 
 
 def _characters(prompt: str | list[Any]) -> int:
-    """Of a text or of messages; ids have none."""
+    """The number of characters in a text or in messages; 0 for ids."""
     if isinstance(prompt, str):
         return len(prompt)
     return sum(len(each["content"]) for each in prompt if isinstance(each, dict))
@@ -352,7 +352,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _written(messages: list[dict[str, str]]) -> str:
-    """A conversation as one text: the words alone if there is one message."""
+    """A conversation as one text; a single message without its role."""
     if len(messages) == 1:
         return messages[0]["content"]
     return "\n\n".join(f"{each['role']}: {each['content']}" for each in messages)
@@ -368,7 +368,7 @@ def _right_stop(value: Any) -> bool:
 
 
 def _right_spelling(value: Any) -> bool:
-    """Preset files are on the server's disk: only the one who starts the server may name them."""
+    """Refuse preset files: they are on the server's disk, and only its operator may name them."""
     return isinstance(value, str) and 0 < len(value) <= SPELLING and not value.endswith(".toml")
 
 

@@ -1,5 +1,5 @@
-"""Traces as a page that plays them. Large ones are understood in a process of their own: reading and writing JSON holds
-the interpreter, and everybody else's steps with it, for as long as it takes.
+"""Traces as a page that plays them. Large ones are parsed in a separate process: JSON parsing and writing holds the
+interpreter lock and would delay all other clients meanwhile.
 
 As a program: a body on stdin, the page or an error document on stdout; the exit code says which.
 """
@@ -18,13 +18,13 @@ from tacg.serve.refusal import Refusal, bad
 from tacg.trace.format import trace_of
 from tacg.trace.player import player_page
 
-SMALL = 1 << 17  # bytes that are read here: it takes some ms, a process a second or two
-REFUSED = 3  # the exit code of a process that found a mistake of the client's
+SMALL = 1 << 17  # bytes up to which bodies are parsed here in a few ms; a process takes a second or two
+REFUSED = 3  # exit code of the process for a client's error
 WANTS = "a list of one or two traces, each a list of lines as /v1/decode sends them"
 
 
 class Replayer:
-    """Makes pages, of large bodies one at a time."""
+    """Makes pages; large ones one at a time."""
 
     command = (sys.executable, "-m", "tacg.serve.replay")
 
@@ -32,7 +32,7 @@ class Replayer:
         self._seconds, self._turn = seconds, asyncio.Semaphore()
 
     async def page(self, body: bytes | bytearray) -> bytes:
-        """The page of a request's body."""
+        """The page for a request's body."""
         if len(body) <= SMALL:
             return await asyncio.to_thread(page_of, body)
         async with self._turn:
@@ -47,7 +47,7 @@ class Replayer:
         except TimeoutError:
             told = f"The traces could not be made into a page within {self._seconds:g} s; send shorter ones."
             raise Refusal(504, told, "server_error", code="deadline_exceeded") from None
-        finally:  # also when the client is gone
+        finally:  # also when the client disconnects
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
             await child.wait()
@@ -59,7 +59,7 @@ class Replayer:
 
 
 def page_of(content: bytes | bytearray) -> bytes:
-    """The page; raises a refusal."""
+    """The page for a body; raises a refusal."""
     try:
         body = Body(parse_json(content))
         given = body.take("traces", WANTS, _right)
@@ -78,7 +78,7 @@ def _right(value: Any) -> bool:
 
 
 def main() -> int:
-    """From stdin to stdout."""
+    """Read stdin and write stdout."""
     try:
         page = page_of(sys.stdin.buffer.read())
     except Refusal as refused:

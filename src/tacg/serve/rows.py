@@ -1,4 +1,4 @@
-"""The rows of one HTTP request, seen from the event loop: they are submitted, told of, and let go of."""
+"""The rows of one HTTP request as seen from the event loop: submitted, observed and cancelled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tacg.serve.parse_request import Ask
 
 T = TypeVar("T")
-BACKLOG = 1 << 15  # what a client may leave unread; measured at a position, it takes about 1 KB
+BACKLOG = 1 << 15  # maximum of unread signals and events; the signals of one position take about 1 KB
 
 
 class GoneError(Exception):
@@ -28,12 +28,12 @@ class GoneError(Exception):
 
 
 class Rows:
-    """A context: entering submits the rows, leaving it lets go of those that are not done."""
+    """A context manager: entering submits the rows, leaving cancels those that are not done."""
 
     def __init__(self, batcher: Batcher, ask: Ask, *, trace: bool = False) -> None:
         self._batcher = batcher
         self._queue: asyncio.Queue[tuple[int, Told]] = asyncio.Queue()
-        self._heard = self._read = 0  # in all; the first counts in the batcher's thread, the second in the loop
+        self._heard = self._read = 0  # totals; the first is updated in the batcher's thread, the second in the loop
         self._loop = asyncio.get_running_loop()
         rows = ask.rows()
         self.jobs = [
@@ -57,10 +57,10 @@ class Rows:
         slow = self._heard - self._read > BACKLOG and not isinstance(told, Refusal)
         self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, refusal.slow_reader() if slow else told))
         if slow:
-            raise GoneError  # as good as
+            raise GoneError  # treated like a closed connection
 
     async def events(self) -> AsyncIterator[tuple[int, Told]]:
-        """What is told of each row, until all are done. A refusal of one of them ends it all."""
+        """The events of all rows until they are done. A refusal of one row ends all."""
         left = len(self.jobs)
         while left:
             index, told = await self._queue.get()
@@ -72,18 +72,18 @@ class Rows:
 
 
 def _weight(told: Told) -> int:
-    """How much of the backlog it takes: everything that was measured at a position counts as one."""
+    """How much an event adds to the backlog: 1, plus 1 for each observed position."""
     return 1 + (len(told.proposals) if isinstance(told, Step) else 0)
 
 
 async def disconnected(receive: Receive) -> None:
-    """Return when the client is gone. The body must have been read."""
+    """Return when the client disconnects. The body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def unless_gone(receive: Receive, work: Awaitable[T]) -> T:
-    """The result of `work`; it is cancelled, and `GoneError` raised, when the client disconnects first."""
+    """The result of `work`; if the client disconnects first, `work` is cancelled and `GoneError` raised."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)

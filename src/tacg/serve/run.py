@@ -1,4 +1,4 @@
-"""Running the server: a socket, uvicorn around the application, and a graceful end."""
+"""Running the server: a socket, uvicorn around the application, and a graceful shutdown."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from tacg.serve.app import Service
 
 log = logging.getLogger("tacg.serve")
-OTHER_FILES = 256  # descriptors that are not connections
-LAST_WORDS = 5  # seconds for responses that are complete but not yet sent
+OTHER_FILES = 256  # file descriptors other than connections
+LAST_WORDS = 5  # seconds to send responses that are already complete
 
 
 class Server(uvicorn.Server):
-    """At the first signal new requests get 503 and those under way have `grace` seconds; the second ends it at once."""
+    """On the first signal new requests get 503 and running ones `grace` seconds; the second signal ends it at once."""
 
     def __init__(self, service: Service) -> None:
         limits = service.limits
@@ -42,27 +42,27 @@ class Server(uvicorn.Server):
         self._leaving: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Remember the loop: signals arrive outside of it."""
+        """Remember the loop, because signals arrive outside of it."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """Leave, too, when nothing can be decoded any more."""
+        """Also shut down if nothing can be decoded any more."""
         if not self._service.batcher.alive:
             self.leave()
         return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal to stop. It is not raised again afterwards: leaving as asked is a success."""
+        """Handle a stop signal. It is not raised again afterwards, because a requested shutdown is a success."""
         if not self.started or self._loop is None:
-            os._exit(128 + sig)  # nobody has been served yet
+            os._exit(128 + sig)  # no request has been served yet
         if self._leaving is not None:
             self.should_exit = self.force_exit = True
         else:
             self._loop.call_soon_threadsafe(self.leave)
 
     def leave(self) -> None:
-        """Begin to shut down; to be called in the loop."""
+        """Begin to shut down; must be called in the loop."""
         if self._leaving is None:
             self._leaving = asyncio.get_running_loop().create_task(self._leave())
 
@@ -78,12 +78,12 @@ class Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes any that is free."""
+    """A listening socket; port 0 means any free port."""
     listening = None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # asyncio sends small writes at once (TCP_NODELAY) only if the socket says that it is TCP; create_server's does
-        # not, and every response then waits 40 ms for the client's acknowledgement of its head.
+        # asyncio sends small writes at once (TCP_NODELAY) only if the socket is declared as TCP. create_server's is
+        # not, and every response would wait 40 ms for the client to acknowledge its head.
         listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
@@ -96,7 +96,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def allow_files(wanted: int) -> None:
-    """Let this process have as many descriptors open, as far as it may: often 1024 is all that it gets unasked."""
+    """Raise this process's limit on open files as far as allowed; the default is often only 1024."""
     try:
         import resource
     except ModuleNotFoundError:  # not Unix
@@ -108,6 +108,6 @@ def allow_files(wanted: int) -> None:
 
 
 def address(listening: socket.socket) -> str:
-    """Where a browser finds it."""
+    """The URL for a browser."""
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,4 +1,4 @@
-"""The text of an answer while it is written in any order: only what can no longer change is given out."""
+"""The text of an answer while it is written in any order: only text that can no longer change is released."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from tacg.llm import LLM
     from tacg.types import Output
 
-BROKEN = "\ufffd"  # what a tokenizer writes for a character whose bytes are not all there yet
-CERTAIN = 1.0  # the confidence of a token that was given
+BROKEN = "\ufffd"  # what a tokenizer writes for a character whose bytes are incomplete
+CERTAIN = 1.0  # the confidence of a given token
 
 
 class Piece(NamedTuple):
-    """More text, with the tokens that it completes: (id, confidence at commit)."""
+    """More text, and the tokens that it completes: (id, confidence at commit)."""
 
     text: str
     tokens: tuple[tuple[int, float], ...]
@@ -25,22 +25,22 @@ class Piece(NamedTuple):
 class Transcript:
     """One answer.
 
-    Text is given out once it is settled (`Step.settled`: no policy will write to it or to its left any more), its bytes
-    make whole characters, and it cannot be the beginning of a stop string. So the pieces, one after another, are the
-    final text, and nothing is ever taken back. A stop string ends the text where it begins; the one that is complete
-    first counts.
+    Text is released once it is settled (`Step.settled`: no policy will change it or anything to its left), its bytes
+    form whole characters, and it cannot be the beginning of a stop string. So the pieces concatenate to the final text,
+    and nothing is ever taken back. A stop string ends the text where it begins; the one that is completed first
+    counts.
     """
 
     def __init__(self, llm: LLM, stop: Sequence[str] = (), *, tokens: bool = False) -> None:
         self._llm, self._stop, self._with_tokens = llm, tuple(stop), tokens
-        self._sure: dict[int, float] = {}  # position -> confidence of what was written there last
+        self._sure: dict[int, float] = {}  # position -> confidence of the token written there last
         self._settled = 0  # positions
         self._given = 0  # characters
         self._told = 0  # tokens
         self.stopped = False
 
     def add(self, step: Step) -> Piece:
-        """What a step settles. Once `stopped`, there is no more to come."""
+        """The text that a step settles. Once `stopped`, there is no more."""
         self._sure |= {commit.position: commit.confidence for commit in step.committed}
         if step.settled <= self._settled:
             return Piece("", ())
@@ -48,7 +48,7 @@ class Transcript:
         return self._give(step.canvas[: step.settled], final=False)
 
     def close(self, output: Output) -> Piece:
-        """The rest, when the row is done."""
+        """The remaining text, when the row is done."""
         self._sure |= {commit.position: commit.confidence for commit in output.commits}
         return self._give(output.tokens, final=True)
 
@@ -69,17 +69,17 @@ class Transcript:
         return Piece(piece, self._completed(words, final=final and not self.stopped) if self._with_tokens else ())
 
     def _words(self, ids: Sequence[int]) -> list[tuple[int, float]]:
-        """What is settled, up to the first EOS, with its confidence."""
+        """Settled tokens up to the first EOS, with their confidences."""
         ends = [place for place, token in enumerate(ids) if token in self._llm.model.spec.eos_ids]
         return [(token, self._sure.get(place, CERTAIN)) for place, token in enumerate(ids[: ends[0]] if ends else ids)]
 
     def _cut(self, text: str) -> int | None:
-        """Where the first complete stop string begins: of those that end first, the longest."""
+        """Where the first complete stop string begins; of those that end first, the longest."""
         found = [(place + len(stop), place) for stop in self._stop if (place := text.find(stop)) >= 0]
         return min(found)[1] if found else None
 
     def _doubtful(self, text: str) -> int:
-        """How many characters at the end may be the beginning of a stop string."""
+        """How many characters at the end may begin a stop string."""
         longest = 0
         for stop in self._stop:
             for size in range(min(len(stop) - 1, len(text)), longest, -1):
@@ -89,7 +89,7 @@ class Transcript:
         return longest
 
     def _completed(self, words: Sequence[tuple[int, float]], *, final: bool) -> tuple[tuple[int, float], ...]:
-        """Tokens, not told before, whose text has been given out to the end."""
+        """Tokens not reported yet whose text has been completely released."""
         began = self._told
         decode = self._llm.tokenizer.decode
         while self._told < len(words):

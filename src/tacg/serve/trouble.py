@@ -1,4 +1,4 @@
-"""What a step that raised means: no memory, a device that is gone, or a mistake of a model or policy."""
+"""Classify the error of a failed step: no memory, a lost device, or a bug in a model or policy."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 if TYPE_CHECKING:
     from tacg.models.base import Denoiser
 
-# torch has a type for memory that an accelerator lacks; what the CPU and the libraries lack it says in words.
+# torch has an exception type for accelerator memory; for the CPU and libraries there are only messages.
 NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED")
 
 
 class DeviceLostError(Exception):
-    """The device answers no call any more, as after an illegal access or a failed assertion in a CUDA kernel."""
+    """The device no longer answers any call, for example after an illegal access or an assertion in a CUDA kernel."""
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether fewer rows would have gone through."""
+    """Whether the step failed for lack of memory, so that fewer rows may succeed."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
 
 
 def check_device(model: Denoiser) -> None:
-    """Raise if the model's device no longer does the least thing. It is tried: no list of messages is complete."""
+    """Raise if the model's device fails a trivial operation. It is tried, because no list of messages is complete."""
     try:
         torch.ones(1, device=model.device).add_(1).item()
     except Exception as error:
@@ -34,14 +34,14 @@ def check_device(model: Denoiser) -> None:
 
 
 def free_memory(model: Denoiser) -> None:
-    """Give back what torch keeps for later."""
+    """Return memory that torch has cached."""
     if torch.device(model.device).type == "cuda":
         torch.cuda.empty_cache()
 
 
 def repeats(model: Denoiser) -> bool:
-    """Whether a row that starts again, among other neighbours, says the same to the last bit.
+    """Whether a restarted row gives the same answer, to the last bit, in another batch.
 
-    That is measured on CPUs. On others matrix products may be added up in another order for another batch.
+    This was measured on CPUs. Other devices may add up matrix products in another order for another batch.
     """
     return torch.device(model.device).type == "cpu"

@@ -1,5 +1,5 @@
-"""Connections: what uvicorn leaves open. Its h11 protocol has no deadline for a request's head, counts connections that
-never ask for anything against those that do, and reads a body to its end after it has been answered.
+"""Connections: what uvicorn lacks. Its h11 protocol has no deadline for a request's head, counts idle connections
+against the limit like active ones, and keeps reading a body after it was answered.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 if TYPE_CHECKING:
     from tacg.serve.limits import Limits
 
-READ = 1 << 14  # bytes taken at once: thousands of one-byte chunks fit in, and all of them are parsed in one go
-FRAMING = 3  # times its content that a body may weigh on the wire; chunks of one byte weigh six
-SLACK = 1 << 16  # bytes that are not held against anybody
+READ = 1 << 14  # bytes read at once: thousands of one-byte chunks fit, and are parsed together
+FRAMING = 3  # maximum ratio of bytes on the wire to content of a body; one-byte chunks have six
+SLACK = 1 << 16  # bytes that are not counted
 
 
 class Connection(h11.Connection):
@@ -26,12 +26,12 @@ class Connection(h11.Connection):
         self._wire = self._content = 0
 
     def receive_data(self, data: bytes) -> None:
-        """Count what comes."""
+        """Count received bytes."""
         self._wire += len(data)
         super().receive_data(data)
 
     def next_event(self) -> Any:
-        """Count what it holds."""
+        """Count content bytes."""
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._wire = self._content = 0
@@ -43,11 +43,11 @@ class Connection(h11.Connection):
 
 
 class Wire(H11Protocol, asyncio.BufferedProtocol):
-    """One connection. As a buffered protocol it says itself how much is read at once.
+    """One connection. As a buffered protocol it decides how much is read at once.
 
-    A request's head must be there `limits.head` seconds after its first byte, or after the connection was made; what
-    is left of a body that has been answered already has as long, and `limits.body_bytes`. When there are too many
-    connections, the one that has waited longest without asking for anything makes room for a new one.
+    A request's head must be complete `limits.head` seconds after its first byte, or after the connection was made. The
+    rest of a body that was answered already gets the same time, and `limits.body_bytes`. When there are too many
+    connections, the one that has been idle longest is closed for a new one.
     """
 
     def __init__(self, limits: Limits, **uvicorns: Any) -> None:
@@ -56,13 +56,13 @@ class Wire(H11Protocol, asyncio.BufferedProtocol):
         self._buffer = bytearray(READ)
         self._due: asyncio.TimerHandle | None = None
         self._since = self.loop.time()
-        self._spare = 0  # bytes that came after the answer
+        self._spare = 0  # bytes received after the answer
         self.conn = Connection(h11._connection.DEFAULT_MAX_INCOMPLETE_EVENT_SIZE)
 
-    # -- coming ------------------------------------------------------------------------------------------------------
+    # -- receiving ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Make room if there is none."""
+        """Close the longest idle connection if there are too many."""
         if len(self.connections) + 1 >= self._limits.connections:
             idle = [each for each in self.connections if isinstance(each, Wire) and each._idle]
             if idle:
@@ -73,15 +73,15 @@ class Wire(H11Protocol, asyncio.BufferedProtocol):
         self._watch()
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        """Where to read to."""
+        """The buffer to read into."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes came."""
+        """Handle received bytes."""
         self.data_received(bytes(self._buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Read on, but not for ever."""
+        """Handle received bytes, but abort if too many come after the answer."""
         if self._answered:
             self._spare += len(data)
             if self._spare > self._limits.body_bytes:
@@ -90,21 +90,21 @@ class Wire(H11Protocol, asyncio.BufferedProtocol):
         super().data_received(data)
         self._watch()
 
-    # -- going -------------------------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
-        """The next request, or the rest of this one, is awaited."""
+        """Wait for the next request, or for the rest of this one."""
         self._since, self._spare = self.loop.time(), 0
         super().on_response_complete()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is awaited any more."""
+        """Cancel the deadline."""
         self._cancel()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """Say so, unless a response is on its way already: uvicorn would raise."""
+        """Send an error, unless a response has begun already, in which case uvicorn would raise."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
@@ -114,18 +114,18 @@ class Wire(H11Protocol, asyncio.BufferedProtocol):
 
     @property
     def _idle(self) -> bool:
-        """No request has come, or not all of its head."""
+        """Whether no request has arrived, or its head is incomplete."""
         return self.conn.their_state is h11.IDLE
 
     @property
     def _answered(self) -> bool:
-        """The response is complete, the request is not."""
+        """Whether the response is complete but the request is not."""
         return self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete
 
     def _watch(self) -> None:
         if not (self._idle or self._answered) or self.transport.is_closing():
             self._cancel()
-        elif self._due is None and self.timeout_keep_alive_task is None:  # which uvicorn watches
+        elif self._due is None and self.timeout_keep_alive_task is None:  # uvicorn watches that one
             self._due = self.loop.call_later(self._limits.head, self.transport.abort)
 
     def _cancel(self) -> None:

@@ -1,6 +1,6 @@
-"""Traces: every step of a decode as JSONL; a player that opens as a file; another policy on recorded signals.
+"""Traces: every step of a decode as JSONL, a player in one HTML file, and replays of other policies on the signals.
 
-Names are loaded on first use: to read a trace and to make a player of it takes no torch.
+Names are loaded on first use, so reading a trace and making a player does not import torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A decode on disk: one JSON line for the start, one for each step, one for the end. A cut-off trace can still be read.
+"""A decode on disk: one JSON line for the start, one per step, one for the end. An incomplete trace is still readable.
 
 start  {"kind": "start", "model", "policy", "prompt", "gen_length", "contrast": [w, beta], "settings", "tacg",
         "blocks": [[start, stop, steps]…], "mask", "given": [[position, token]…], "rescans",
@@ -7,11 +7,11 @@ step   {"kind": "step", "step", "block", "forwards", "names": [signals…], "com
         "proposals": [[position, token, confidence, signals…]…], "pieces": {token: text}}   (pieces: new ones only)
 end    {"kind": "end", "text", "tokens", "steps", "forwards", "finish_reason"}
 
-A position is written each time it is "committed": with another token (edit), or with the mask's id (remask).
-mask     its id
+A position is "committed" each time it is written: with another token (edit), or with the mask id (remask).
+mask     the mask id
 given    tokens of the canvas that were there from the start
-rescans  whether committed positions were observed, too
-The first edition had none of these, no pieces at the start and no forwards in a step: it filled masks, once each.
+rescans  whether committed positions were observed as well
+The first version had none of these, no pieces in the start line and no forwards in steps: it only filled masks.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ SHAPES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Trace:
-    """A recorded decode. `end` is None if it was cut off."""
+    """A recorded decode. `end` is None if the trace is incomplete."""
 
     start: Line
     steps: tuple[Line, ...]
     end: Line | None
 
     def document(self) -> Line:
-        """Everything as one JSON document, the texts of tokens gathered."""
+        """Everything as one JSON document, with the texts of all tokens."""
         pieces: dict[str, str] = dict(self.start.get("pieces") or {})
         for step in self.steps:
             pieces |= step["pieces"]
@@ -61,12 +61,12 @@ class Trace:
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a trace back."""
+    """Read a trace from a file."""
     hint = 'make one with `tacg trace "a prompt"`'
     *texts, rest = read_text(path, "trace", hint).split("\n")
     lines = [parse_json(text, f"{path}, line {number}", hint) for number, text in enumerate(texts, start=1)]
     with contextlib.suppress(TacgError):
-        lines += [parse_json(rest, str(path))] if rest else []  # or it was cut off in the middle of the line
+        lines += [parse_json(rest, str(path))] if rest else []  # unless the line is incomplete
     try:
         return trace_of(lines)
     except TacgError as error:
@@ -74,7 +74,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def trace_of(lines: Sequence[Any]) -> Trace:
-    """The trace that lines make. Only as much is checked as its readers rely on."""
+    """Build a trace from lines. Only what its readers rely on is checked."""
     if not lines or not all(isinstance(line, dict) for line in lines) or lines[0].get("kind") != "start":
         raise TacgError('A trace must begin with a line of the kind "start".')
     for number, line in enumerate(lines, start=1):
@@ -85,7 +85,7 @@ def trace_of(lines: Sequence[Any]) -> Trace:
 
 
 def _outside(line: Line, start: Line) -> str:
-    """Which place a line names that the canvas does not have, in words."""
+    """Describe a position or block that the canvas does not have, or return an empty text."""
     length, blocks = start["gen_length"], start["blocks"]
     if line.get("kind") == "start":
         wrong = [each for each in blocks if not each[0] < each[1] <= length]

@@ -1,8 +1,8 @@
-"""Another policy on recorded signals: when would it have committed what it was shown?
+"""Another policy on recorded signals: when would it have committed the recorded proposals?
 
-This is open-loop. The recorded decode wrote its own tokens, and every later signal follows from them, so the answer is
+This is open-loop. The recorded decode wrote its own tokens, and all later signals depend on them, so the result is
 exact only up to the first step in which the two policies differ. It shows how a gate would have judged the same
-evidence; to know what it would have written, decode with it.
+signals; to see what it would have written, decode with it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 
 def replay(trace: Trace, policy: str | Policy) -> Trace:
-    """The trace as the policy would have it.
+    """The trace with the commits that the policy would have made.
 
-    A position is written in the step in which the policy decides so, with the policy's reason; or with the reason
-    "recorded" when the recording writes it before that. What the policy has not decided itself, the recording may mask
-    again. Fallbacks are the engine's, not the policy's.
+    A position is written in the step in which the policy commits it, with the policy's reason. If the recording writes
+    it earlier, the reason is "recorded". The recording may re-mask only positions that the policy did not commit
+    itself. Fallbacks belong to the engine and are left out.
     """
     made = get_policy(policy)
     _check(trace, made)
@@ -71,11 +71,11 @@ def _check(trace: Trace, policy: Policy) -> None:
 
 @dataclass
 class _Board:
-    """How far the policy is on the recorded canvas.
+    """The policy's progress on the recorded canvas.
 
-    written  what the positions hold that are not masked, given ones too; `own` are those that the policy decided
-    seen     positions whose trajectory goes on
-    until    blocks before this one are open, and the recording's own
+    written  tokens of all positions that are not masked, including given ones; `own`: those the policy committed
+    seen     positions whose trajectory continues
+    until    blocks before this one are open, in addition to the recording's block
     """
 
     start: Line
@@ -94,7 +94,7 @@ class _Board:
             self.grid[0, first:stop] = number
 
     def signals(self, line: Line, taken: int) -> Signals:
-        """One recorded step as signals [1, L]; `taken` steps of its block are over."""
+        """One recorded step as signals [1, L], after `taken` steps in its block."""
         shown = [each for each in line["proposals"] if self.needs.committed or each[0] not in self.written]
         shown = [each for each in shown if each[0] not in self.given]
         places = torch.tensor([each[0] for each in shown], dtype=torch.int64)
@@ -129,7 +129,7 @@ class _Board:
         )  # fmt: skip
 
     def write(self, line: Line, reasons: list[int]) -> list[list[int | str]]:
-        """Write what was decided, and what the recording writes elsewhere; what is new, as a trace tells it."""
+        """Write the policy's commits, and elsewhere the recording's; returns new commits in the trace's format."""
         proposed = {place: token for place, token, *_ in line["proposals"]}
         recorded = {place: (token, reason) for place, token, reason in line["committed"]}
         found: list[list[int | str]] = []
@@ -149,6 +149,6 @@ class _Board:
                 self.written[place] = token
             (self.own.add if mine else self.own.discard)(place)
             found.append([place, token, told])
-        if not self.needs.committed:  # a position that comes back begins anew
+        if not self.needs.committed:  # a position that is masked again starts a new trajectory
             self.seen -= self.written.keys()
         return found

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
     from tacg.trace.format import Trace
 
-# The player and the live page show a canvas with the same two files. The server hands them out; the player, which may
-# load nothing, carries a copy.
+# The player and the live page draw a canvas with the same two files. The server serves them; the player, which may not
+# load anything, contains a copy.
 HERE = Path(__file__).parent
 SHARED = (HERE / "canvas.css", HERE / "canvas.js")
 
 
 def player_page(traces: Sequence[Trace]) -> str:
-    """The player with its traces inside."""
+    """The player's HTML with the traces embedded."""
     page, style, script = (file.read_text(encoding="utf-8") for file in (HERE / "player.html", *SHARED))
     script = "\n".join(line for line in script.splitlines() if not line.startswith("export "))
     data = json.dumps([trace.document() for trace in traces])
-    data = data.replace("<", "\\u003c")  # nothing in a text ends the script
+    data = data.replace("<", "\\u003c")  # so that no text can end the script
     for mark, content in (("/*CANVAS.CSS*/", style), ("/*CANVAS.JS*/", script), ("/*TRACES*/", data)):
         page = page.replace(mark, content, 1)
     return page

@@ -1,4 +1,4 @@
-"""Writes traces: from the events of a decode to the lines of a file."""
+"""Writes traces: from the events of a decode to lines of a file."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
 
 class Lines:
-    """Makes the lines of a trace out of the events of one row. Decode with `probe`: it measures every signal.
+    """Turns the events of one row into lines of a trace. Decode with `probe`, which measures every signal.
 
-    prompt  what is shown as such; None: what comes before the canvas
+    prompt  the prompt to show; None: the text before the canvas
     """
 
     def __init__(self, llm: LLM, prompt: str | None, policy: Policy, decode: Decode) -> None:
         self.probe = Probe(base=policy)
         self._llm, self._prompt, self._decode = llm, prompt, decode
-        self._told: set[int] = set()  # tokens whose text has been given
+        self._told: set[int] = set()  # tokens whose text was already written
 
     def start(self, event: Started) -> Line:
         """The first line."""
         spec, needs = self._llm.model.spec, self.probe.needs
-        decode = self._decode.replace(gen_length=event.gen_length)  # a canvas has its own
+        decode = self._decode.replace(gen_length=event.gen_length)  # a canvas has its own length
         prompt = self._llm.tokenizer.decode(event.prompt) if self._prompt is None else self._prompt
         assert needs.contrast is not None
         given = [[at, token] for at, token in enumerate(event.canvas) if token != spec.mask_id]
@@ -56,14 +56,14 @@ class Lines:
         return _step(event, self._pieces(said))
 
     def end(self, output: Output) -> Line:
-        """The last line; the output has its text."""
+        """The last line; the output must have its text."""
         return {
             "kind": "end", "text": output.text, "tokens": output.tokens, "steps": output.steps,
             "forwards": output.forwards, "finish_reason": output.finish_reason,
         }  # fmt: skip
 
     def _pieces(self, tokens: Iterable[int]) -> dict[str, str]:
-        """The texts of those tokens whose text has not been given yet."""
+        """The texts of tokens that were not written yet."""
         spec, fresh = self._llm.model.spec, set(tokens) - self._told - {self._llm.model.spec.mask_id}
         self._told |= fresh
         return {str(each): "∎" if each in spec.eos_ids else self._llm.tokenizer.decode([each]) for each in fresh}
@@ -115,5 +115,5 @@ def _step(event: Step, pieces: dict[str, str]) -> Line:
 
 
 def _short(value: float) -> float:
-    """Seven digits: as much as float32 has."""
+    """Round to seven digits, the precision of float32."""
     return float(f"{value:.7g}")
