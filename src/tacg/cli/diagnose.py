@@ -1,4 +1,4 @@
-"""Ask which signals tell right proposals from wrong ones."""
+"""Find out which signals tell right proposals from wrong ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ tacg diagnose --task pocket-math --policy confidence --target reference"""
 
 def main(
     task: Tasks = None,
-    policy: Annotated[str, typer.Option("--policy", "-p", help="Whose trajectories are looked at.")] = "schedule",
+    policy: Annotated[str, typer.Option("--policy", "-p", help="Policy whose trajectories are analysed.")] = "schedule",
     target: Annotated[str, typer.Option(help="What a proposal must match: final or reference.")] = "final",
     n: N = 100,
     seed: Seed = 0,
