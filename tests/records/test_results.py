@@ -299,7 +299,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "--resume goes on" in told
+    assert "with --resume to continue" in told
     assert len(read_results(path)[1]) >= 2
 
 

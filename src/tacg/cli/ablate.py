@@ -1,4 +1,4 @@
-"""Take the gate apart."""
+"""Ablation: measure what each part of the gate does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Put every decoder on the same problems, each over its main knob, and TACG over each."""
+"""Compare all decoders on the same problems: each over its main knob, and TACG over each."""
 
 from __future__ import annotations
 
@@ -39,18 +39,20 @@ EPILOG = """[bold]Examples[/bold]
 
 tacg arena --quick
 
-tacg arena --n 500 --dtype bfloat16 --jobs 2       stop it whenever you like: started again, it goes on where it was
+tacg arena --n 500 --dtype bfloat16 --jobs 2       stop at any time; run again to continue
 
 tacg arena -p klass -p tacg+klass -t pocket-math   only these
 
-tacg arena --out docs/arena --redraw               report and page from the rows that are there; decodes nothing"""
+tacg arena --out docs/arena --redraw               draw report and page from existing rows; decode nothing"""
 
 
 def main(
     task: Tasks = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", "--policies", "-p", help="Repeatable; default: all, and TACG over each."),
+        typer.Option(
+            "--policy", "--policies", "-p", help="Policy to run; repeatable; default: all, and TACG over each."
+        ),
     ] = None,
     n: N = 200,
     seed: Seed = 0,
@@ -60,11 +62,11 @@ def main(
     dtype: Dtype = "float32",
     device: Device = "cpu",
     batch_size: BatchSize = 32,
-    jobs: Annotated[int, typer.Option(help="Processes. On few cores faster than threads.", min=1)] = 1,
+    jobs: Annotated[int, typer.Option(help="Number of processes; on few cores faster than threads.", min=1)] = 1,
     out: Annotated[
-        Path | None, typer.Option(help="Directory for rows and page, the report beside it; default: runs/arena.")
+        Path | None, typer.Option(help="Directory for rows and page; the report goes next to it; default: runs/arena.")
     ] = None,
-    redraw: Annotated[bool, typer.Option("--redraw", help="Only draw what is there; decode nothing.")] = False,
+    redraw: Annotated[bool, typer.Option("--redraw", help="Only draw existing rows; decode nothing.")] = False,
     quick: Quick = False,
     share: Annotated[str, typer.Option(hidden=True, help="I/N: only every N-th cell, for --jobs.")] = "",
     as_json: Json = False,
@@ -96,7 +98,7 @@ def main(
             llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
             _play(llm, planned[part::parts], Sample(n, seed, split, batch_size), out)
     except KeyboardInterrupt:
-        typer.secho("stopped; started again, it goes on where it was", err=True)
+        typer.secho("stopped; run the same command again to continue", err=True)
         _show(out, as_json)
         raise typer.Exit(130) from None
     if not share:

@@ -1,4 +1,4 @@
-"""Measure what this machine does with it."""
+"""Run benchmarks on this machine."""
 
 from __future__ import annotations
 
@@ -33,50 +33,52 @@ KINDS = (
 )
 EPILOG = """[bold]Examples[/bold]
 
-tacg bench scan                              a step outside the model, against plainer ways of doing it
+tacg bench scan                              a step outside the model, compared with simpler implementations
 
-tacg bench gate                              commit_step in your own loop: over prompt length, as positions commit
+tacg bench gate                              commit_step in your own loop: by prompt length and by open positions
 
-tacg bench memory                            what the reference takes: fp32, bf16, hidden states
+tacg bench memory                            memory of the reference: fp32, bf16, hidden states
 
-tacg bench decode                            tokens a second by batch size, and where the time goes
+tacg bench decode                            tokens per second by batch size, and where the time goes
 
-tacg bench device                            kernels, reads and uploads of a step on a simulated GPU, and where they are
+tacg bench device                            kernels, reads and uploads per step on a simulated GPU, by source line
 
-tacg bench cache --prompts 256,1024 --json   what each cache saves, over the length of the prompt
+tacg bench cache --prompts 256,1024 --json   what each cache saves, by prompt length
 
-tacg bench load --gigabytes 2                peak memory of loading a checkpoint, over its size
+tacg bench load --gigabytes 2                peak memory when loading a checkpoint, relative to its size
 
-tacg bench serve --requests 1000             the server under load: latency, tokens a second, every answer checked
+tacg bench serve --requests 1000             the server under load: latency, tokens per second, every answer checked
 
-tacg bench soak --minutes 30                 the server among clients of every kind: what is wrong, lost or grows
+tacg bench soak --minutes 30                 the server with well-behaved and faulty clients: errors, losses, leaks
 
 tacg bench fleet --requests 500              two nodes of a Ray cluster, one replica killed half way
 
-tacg bench graders --sets data               do the graders grade? right and wrong answers to the four public sets
+tacg bench graders --sets data               are the graders right? correct and wrong answers to the four benchmarks
 
-tacg bench agreement --sources checkouts     do we decode as the authors' code does? canvas by canvas
+tacg bench agreement --sources checkouts     do we decode as the authors' code does? compared canvas by canvas
 
-tacg bench constraint --trials 10000         do structured answers hold? random constraints, logits; cost; clients"""
+tacg bench constraint --trials 10000         are constraints always met? random constraints and logits; cost; clients"""
 
 
 def main(
     kind: Annotated[str, typer.Argument(help=f"One of {', '.join(KINDS)}.")],
-    prompts: Annotated[str, typer.Option(help="cache: prompt lengths, with commas.")] = "256,512,1024,2048",
+    prompts: Annotated[str, typer.Option(help="cache: prompt lengths, comma-separated.")] = "256,512,1024,2048",
     gen_length: Annotated[int, typer.Option(help="cache: positions to generate.", min=8)] = 64,
     model: Model = DEFAULT_MODEL,
     gigabytes: Annotated[float, typer.Option(help="load: size of the checkpoint.", min=0.01)] = 2.0,
-    requests: Annotated[int, typer.Option(help="serve, fleet, constraint: requests in all.", min=1)] = 1000,
+    requests: Annotated[int, typer.Option(help="serve, fleet, constraint: total number of requests.", min=1)] = 1000,
     trials: Annotated[int, typer.Option(help="constraint: random constraints to decode.", min=2)] = 10_000,
-    minutes: Annotated[float, typer.Option(help="soak: how long.", min=0.1, max=24 * 60)] = 30.0,
-    sets: Annotated[Path, typer.Option(help="graders: directory of the four sets.")] = Path("data"),
-    sources: Annotated[Path, typer.Option(help="agreement: directory of the authors' checkouts.")] = Path("checkouts"),
-    only: Annotated[str, typer.Option(help="agreement: decoders with this word in their name.")] = "",
+    minutes: Annotated[float, typer.Option(help="soak: duration.", min=0.1, max=24 * 60)] = 30.0,
+    sets: Annotated[Path, typer.Option(help="graders: directory with the four benchmarks.")] = Path("data"),
+    sources: Annotated[Path, typer.Option(help="agreement: directory with checkouts of the authors' code.")] = Path(
+        "checkouts"
+    ),
+    only: Annotated[str, typer.Option(help="agreement: only decoders with this word in their name.")] = "",
     out: Annotated[Path | None, typer.Option(help="Directory for rows and page; default: runs/bench-KIND.")] = None,
     quick: Quick = False,
     as_json: Json = False,
 ) -> None:
-    """Benchmarks: ratios against a baseline of the same run; rows are appended."""
+    """Run a benchmark and report ratios to a baseline from the same run; rows are appended."""
     from tacg.bench import cache, decode, gate, load, memory, scan
     from tacg.records.plots import draw_gain, draw_growth, draw_shares
 

@@ -1,4 +1,4 @@
-"""Talk with a model in the terminal."""
+"""Chat with a model in the terminal."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ tacg chat --model ./LLaDA-8B-Instruct --policy tacg:llada/gsm8k --watch
 printf 'Hello\\n/policy confidence\\nHello again\\n' | tacg chat --json"""
 
 COMMANDS = {
-    "/policy": ("NAME", "decide with this policy from now on; without a name: which there are"),
-    "/set": ("KNOB=VALUE …", "turn knobs of the policy or the decode; without any: how they stand"),
-    "/watch": ("", "show the canvas resolving, or stop showing it"),
-    "/save": ("FILE", "write the conversation: JSON if the file ends in .json, else Markdown"),
+    "/policy": ("NAME", "use this policy from now on; without a name: list the policies"),
+    "/set": ("KNOB=VALUE …", "set knobs of the policy or the decode; without any: show their values"),
+    "/watch": ("", "turn the live view of the canvas on or off"),
+    "/save": ("FILE", "save the conversation: as JSON if the file ends in .json, else as Markdown"),
     "/clear": ("", "forget the conversation"),
-    "/help": ("", "say this"),
-    "/quit": ("", "leave, as the end of input does"),
+    "/help": ("", "show this list"),
+    "/quit": ("", "leave; Ctrl-D does the same"),
 }
 
 
@@ -55,19 +55,19 @@ def main(
     verifier: Verifier = None,
     policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
     setting: SettingOptions = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the canvas resolving.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the canvas while it is being filled in.")] = False,
     delay: Annotated[float, typer.Option(help="Seconds between frames of --watch.", min=0)] = 0.05,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Answer line after line, each in the light of those before; commands begin with a slash."""
+    """Answer each line, given the conversation so far; commands begin with a slash."""
     settings = parse_settings(policy, setting or [])
     llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
     if not llm.tokenizer.chat_template:
         raise TacgError(f"{model!r} has no chat template, so it cannot follow a conversation; use `tacg generate`.")
     talk = Conversation(llm, model, policy, settings, watch, delay)
-    _note("/help says what there is; Ctrl-C stops an answer, Ctrl-D leaves.")
+    _note("/help lists the commands; Ctrl-C stops an answer, Ctrl-D leaves.")
     for line in typed_lines("› ", talk.completions, lambda: _note("\n/quit or Ctrl-D leaves.")):
         try:
             talk.take(line)
@@ -176,7 +176,10 @@ class Conversation:
         while first + 2 < len(self.messages) and len(self.llm.encode(self.messages[first:])) > room:
             first += 2
         if first:
-            _note(f"the first {first} messages are left out: the model has no room for them (/clear starts afresh)")
+            _note(
+                f"the first {first} messages are left out: they do not fit into the model "
+                "(/clear starts a new conversation)"
+            )
         return self.messages[first:]
 
     def completions(self, before: str) -> list[str]:
@@ -205,7 +208,7 @@ class Conversation:
         from tacg.policies import policy_names
 
         if not name:
-            _note(f"{self.policy}, out of: {', '.join(policy_names())} (and tacg+NAME, NAME:PRESET)")
+            _note(f"{self.policy}; available: {', '.join(policy_names())} (and tacg+NAME, NAME:PRESET)")
             return
         mine = takes(name, self.settings)
         dropped = [f"{knob}={value}" for knob, value in self.settings.items() if knob not in mine]
@@ -247,11 +250,11 @@ class Conversation:
 
     def _clear(self, rest: str) -> None:
         self.messages.clear()
-        _note("forgotten")
+        _note("conversation cleared")
 
     def _help(self, rest: str) -> None:
         _note("\n".join(f"{f'{name} {takes}':<20} {meaning}" for name, (takes, meaning) in COMMANDS.items()))
-        _note("A line that ends in a backslash goes on in the next.")
+        _note("A line that ends in a backslash continues on the next line.")
 
     def _quit(self, rest: str) -> None:
         self.over = True

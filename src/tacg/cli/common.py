@@ -25,33 +25,35 @@ DEFAULT_MODEL = "pocket"
 LONG = {"correct", "item_steps", "item_positions", "commits_by_step"}  # columns that hold a value for every problem
 
 # Options that several verbs take, in the same words.
-Model = Annotated[str, typer.Option("--model", "-m", help="Built-in name, judge, directory or hub id.")]
+Model = Annotated[str, typer.Option("--model", "-m", help="Built-in model, judge, directory or hub id.")]
 Verifier = Annotated[
     str | None,
     typer.Option(
-        help="Directory or hub id of an autoregressive model with the same tokenizer, for apd; pocket has one."
+        help="For apd: directory or hub id of an autoregressive model with the same tokenizer; pocket has one."
     ),
 ]
 SettingOptions = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any knob of the policy or the decode; repeatable."),
 ]
-Data = Annotated[Path | None, typer.Option(help="File of the set (gsm8k, math500, humaneval, mbpp); else downloaded.")]
+Data = Annotated[
+    Path | None, typer.Option(help="File of the benchmark (gsm8k, math500, humaneval, mbpp); default: download it.")
+]
 TaskKnobs = Annotated[
     list[str] | None, typer.Option("--knob", "-k", metavar="NAME=VALUE", help="Any knob of the task; repeatable.")
 ]
 BatchSize = Annotated[int, typer.Option(help="Rows decoded together.", min=1)]
-Tasks = Annotated[list[str] | None, typer.Option("--task", "-t", help="Repeatable; default: all (`tacg tasks`).")]
-N = Annotated[int, typer.Option(help="Problems per task.", min=1)]
-Out = Annotated[
-    Path, typer.Option(help="Directory for rows, pictures and page; what is there already is not decoded again.")
+Tasks = Annotated[
+    list[str] | None, typer.Option("--task", "-t", help="Task to run, see `tacg tasks`; repeatable; default: all.")
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="A glance: few problems, few points.")]
-Seed = Annotated[int, typer.Option(help="Which problems.", min=0)]
-Split = Annotated[str, typer.Option(help="train, dev or test.")]
+N = Annotated[int, typer.Option(help="Problems per task.", min=1)]
+Out = Annotated[Path, typer.Option(help="Directory for rows, plots and page; existing rows are not decoded again.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Quick look: few problems, few settings.")]
+Seed = Annotated[int, typer.Option(help="Seed that selects the problems.", min=0)]
+Split = Annotated[str, typer.Option(help="Split of the problems: train, dev or test.")]
 Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="cpu, cuda, …")]
-Json = Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line of stdout.")]
 
 
 def parse_settings(policy: str, pairs: Iterable[str]) -> dict[str, Any]:

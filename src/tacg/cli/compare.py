@@ -1,4 +1,4 @@
-"""Put policies side by side on the same problems."""
+"""Compare policies on the same problems."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def main(
     batch_size: BatchSize = 32,
     out: Annotated[
         Path | None,
-        typer.Option(help="Directory for rows.jsonl and plane.png; what is there already is not decoded again."),
+        typer.Option(help="Directory for rows.jsonl and plane.png; existing rows are not decoded again."),
     ] = None,
     as_json: Json = False,
 ) -> None:

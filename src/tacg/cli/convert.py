@@ -1,4 +1,4 @@
-"""Make safetensors of a torch `.bin`, without running anything that is in it."""
+"""Convert a torch `.bin` checkpoint to safetensors, without running any code in it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ tacg convert ./my-bert --force          writes it again"""
 
 
 def main(
-    directory: Annotated[Path, typer.Argument(help="Checkpoint with pytorch_model.bin.")],
-    force: Annotated[bool, typer.Option("--force", help="Replace model.safetensors if it is there.")] = False,
+    directory: Annotated[Path, typer.Argument(help="Directory of a checkpoint with pytorch_model.bin.")],
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing model.safetensors.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Write model.safetensors beside the pickled weights of a checkpoint."""
+    """Write model.safetensors next to the pickled weights of a checkpoint."""
     from tacg.models.convert import convert
 
     file, tensors = convert(directory.expanduser(), force=force)

@@ -41,7 +41,7 @@ def main(
     prompts: Annotated[
         Path | None, typer.Option(help="A file with one prompt per line instead; one with holes (⟨8⟩) is filled.")
     ] = None,
-    policy: Annotated[str, typer.Option("--policy", "-p", help="Whose trajectories are looked at.")] = "schedule",
+    policy: Annotated[str, typer.Option("--policy", "-p", help="Policy whose trajectories are analysed.")] = "schedule",
     target: Annotated[str, typer.Option(help="What a proposal must match: final or reference.")] = "final",
     n: N = 100,
     seed: Seed = 0,

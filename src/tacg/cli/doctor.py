@@ -1,4 +1,4 @@
-"""Say what this machine has, and how to get what it lacks."""
+"""Show what is installed on this machine, and how to install what is missing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main(
         table.add_row(f"[dim]{name}[/dim]", version or "[red]missing[/red]: pip install tacg")
     for extra, missing in found["extras"].items():
         state = (
-            f"[yellow]lacks {', '.join(missing)}[/yellow]: pip install 'tacg\\[{extra}]'"
+            f"[yellow]missing {', '.join(missing)}[/yellow]: pip install 'tacg\\[{extra}]'"
             if missing
             else "[green]present[/green]"
         )

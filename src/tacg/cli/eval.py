@@ -42,9 +42,9 @@ tacg eval --task pocket-sudoku --n 1 --watch
 
 tacg eval --task pocket-sudoku --policy confidence --set threshold=0.7 --json
 
-tacg eval --task pocket-code --policy schedule --out runs/code.jsonl      one row per item, kept as soon as it is graded
+tacg eval --task pocket-code --policy schedule --out runs/code.jsonl      one row per item, saved when it is graded
 
-tacg eval --task pocket-code --policy schedule --out runs/code.jsonl --resume      goes on after Ctrl-C or worse
+tacg eval --task pocket-code --policy schedule --out runs/code.jsonl --resume      continue after an interruption
 
 tacg eval --task gsm8k --data gsm8k_test.jsonl --policy tacg:llada/gsm8k --model ./LLaDA-8B-Instruct --limit 1319
 
@@ -56,7 +56,7 @@ tacg eval --task mbpp --knob subset=all --knob protocol=lm-eval --model ./LLaDA2
 def main(
     task: Annotated[str, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].")],
     policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
-    n: Annotated[int, typer.Option("--n", "--limit", help="Problems, at most.", min=1)] = 100,
+    n: Annotated[int, typer.Option("--n", "--limit", help="Maximum number of problems.", min=1)] = 100,
     seed: Seed = 0,
     split: Split = "test",
     model: Model = DEFAULT_MODEL,
@@ -65,13 +65,15 @@ def main(
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
     batch_size: BatchSize = 32,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the first problem resolving.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show the first problem while it is being decoded.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Results file: a header, then one row per item.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the results file.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an existing results file.")] = False,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Decode on a Ray cluster: local, auto or HOST:PORT.")
     ] = None,
-    cores: Annotated[int, typer.Option(help="--ray: cores of a replica where there are no GPUs.", min=1)] = 1,
+    cores: Annotated[int, typer.Option(help="With --ray and no GPUs: cores per replica.", min=1)] = 1,
     dtype: Dtype = "float32",
     device: Device = "cpu",
     as_json: Json = False,
@@ -110,7 +112,9 @@ def main(
     except KeyboardInterrupt:
         if out is None:
             raise
-        typer.secho(f"stopped; what was graded is in {out}: the same command with --resume goes on", err=True)
+        typer.secho(
+            f"stopped; graded items are saved in {out}; run the same command with --resume to continue", err=True
+        )
         raise typer.Exit(130) from None
     if as_json:
         print_json(row)

@@ -1,4 +1,4 @@
-"""Decode a prompt, or several in one batch."""
+"""Decode one prompt, or several in one batch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ cat prompts.txt | tacg generate - --policy tacg:llada/gsm8k --model ./LLaDA-8B-I
 
 def main(
     prompts: Annotated[
-        list[str], typer.Argument(help="Prompts; a single [cyan]-[/cyan] reads one per line from stdin.")
+        list[str], typer.Argument(help="Prompts; a single [cyan]-[/cyan] reads one prompt per line from stdin.")
     ],
     model: Model = DEFAULT_MODEL,
     verifier: Verifier = None,
@@ -53,10 +53,8 @@ def main(
     setting: SettingOptions = None,
     schema: Annotated[Path | None, typer.Option(help="File with a JSON schema that the answers must satisfy.")] = None,
     regex: Annotated[str | None, typer.Option(help="Regular expression that the answers must match.")] = None,
-    choice: Annotated[
-        list[str] | None, typer.Option("--choice", "-c", help="A text that the answer may be; repeatable.")
-    ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the canvas resolving.")] = False,
+    choice: Annotated[list[str] | None, typer.Option("--choice", "-c", help="An answer to allow; repeatable.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the canvas while it is being filled in.")] = False,
     delay: Annotated[float, typer.Option(help="Seconds between frames of --watch.", min=0)] = 0.05,
     raw: Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")] = False,
     batch_size: BatchSize = 32,

@@ -1,4 +1,4 @@
-"""Grade answers that any system wrote."""
+"""Grade answers from any system."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ tacg grade --task gsm8k --data gsm8k_test.jsonl --answers answers.jsonl
 
 tacg grade --task mbpp --knob subset=all --data sanitized-mbpp.json --answers answers.jsonl --json
 
-A line of the answers is {"id": "HumanEval/0", "answer": "…"}; where a set has no ids, they are 0, 1, 2, …"""
+Each line of the answers file is {"id": "HumanEval/0", "answer": "…"}; if a benchmark has no ids, they are 0, 1, 2, …"""
 
 
 def main(
     task: Annotated[str, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].")],
-    answers: Annotated[Path, typer.Option("--answers", "-a", help="JSONL: an id and an answer a line.")],
+    answers: Annotated[Path, typer.Option("--answers", "-a", help="JSONL file: one id and answer per line.")],
     data: Data = None,
     knob: TaskKnobs = None,
     out: Annotated[Path | None, typer.Option(help="Write each answer's grade to this JSONL file.")] = None,

@@ -1,4 +1,4 @@
-"""List the judges: real masked language models that others trained, from PyPI packages."""
+"""List the judges: masked language models trained by others, from PyPI packages."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ EPILOG = """[bold]Examples[/bold]
 
 tacg judges
 
-tacg judges rxnmapper --install         as pip install --no-deps rxnmapper: its code is never imported
+tacg judges rxnmapper --install         same as pip install --no-deps rxnmapper: its code is never imported
 
 tacg compare --model rxnmapper --task reactions --policy confidence --policy tacg --n 64"""
 
 
 def main(
-    name: Annotated[str | None, typer.Argument(help="Say everything about this one.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show all details of this judge.")] = None,
     install: Annotated[bool, typer.Option("--install", help="Install its package with pip --no-deps.")] = False,
     as_json: Json = False,
 ) -> None:

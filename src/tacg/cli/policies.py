@@ -26,19 +26,21 @@ tacg policies tacg+klass
 
 tacg policies --presets --json
 
-tacg policies --pages docs/decoders --readme README.md   write a page for each, and the table that lists them"""
+tacg policies --pages docs/decoders --readme README.md   write one page per policy, and the table that lists them"""
 
 
 def main(
     name: Annotated[str | None, typer.Argument(help="Show one policy, for example [cyan]tacg+klass[/cyan].")] = None,
     presets: Annotated[bool, typer.Option("--presets", help="Show the published settings instead.")] = False,
-    pages: Annotated[Path | None, typer.Option(help="Write a page for each policy into this directory.")] = None,
+    pages: Annotated[Path | None, typer.Option(help="Write one page per policy to this directory.")] = None,
     agreement: Annotated[Path, typer.Option(help="--pages: rows of `tacg bench agreement`.")] = AGREEMENT,
     arena: Annotated[Path, typer.Option(help="--pages: rows of `tacg arena`.")] = ARENA,
-    readme: Annotated[Path | None, typer.Option(help="--pages: a file with the table of all policies.")] = None,
+    readme: Annotated[
+        Path | None, typer.Option(help="--pages: file in which to update the table of all policies.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List what decides when tokens are committed."""
+    """List the policies, which decide when tokens are committed."""
     from tacg.policies import get_policy, policy_names
     from tacg.policies import presets as published
 
@@ -121,7 +123,7 @@ def _show(chosen: list[Policy], asked: str | None) -> None:
             table.add_row(f"[cyan]{each.name}[/cyan]", each.symbol, changed, each.type_name, each.meaning)
         console.print(table)
     if not asked:
-        console.print("\n[dim]`tacg+NAME` puts the gate over any of them; `tacg` alone is over confidence.[/dim]")
+        console.print("\n[dim]`tacg+NAME` puts the gate over any of them; `tacg` alone means `tacg+confidence`.[/dim]")
 
 
 def _show_presets(found: dict[str, dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Say which decoder to use, with which knobs, for a model and a task or prompts of your own."""
+"""Recommend a decoder and its knobs for a model and a task, or for your own prompts."""
 
 from __future__ import annotations
 
@@ -37,25 +37,27 @@ tacg recommend --prompts mine.txt --model ./LLaDA-8B-Instruct --device cuda --mi
 
 tacg recommend --task pocket-code -p confidence -p klass -p tacg --give 0.05
 
-tacg eval --task pocket-math --policy tacg:runs/recommend/pocket-math.toml      what it writes, if it says tacg"""
+tacg eval --task pocket-math --policy tacg:runs/recommend/pocket-math.toml      use the preset, if it recommends tacg"""
 
 
 def main(
     task: Annotated[str | None, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].")] = None,
     prompts: Annotated[Path | None, typer.Option(help="A file with one prompt per line; implies --no-labels.")] = None,
-    labels: Annotated[bool, typer.Option("--labels/--no-labels", help="Grade answers, or only compare them.")] = True,
+    labels: Annotated[
+        bool, typer.Option("--labels/--no-labels", help="Grade answers, or measure agreement with one token per step.")
+    ] = True,
     data: Data = None,
     knob: TaskKnobs = None,
     model: Model = DEFAULT_MODEL,
     verifier: Verifier = None,
-    minutes: Annotated[float, typer.Option(help="Budget.", min=0)] = 9.0,
-    give: Annotated[float, typer.Option(help="Quality that speed may cost, as a share.", min=0, max=1)] = 0.02,
+    minutes: Annotated[float, typer.Option(help="Time budget.", min=0)] = 9.0,
+    give: Annotated[float, typer.Option(help="Quality to give up for speed, as a fraction.", min=0, max=1)] = 0.02,
     policy: Annotated[
         list[str] | None,
-        typer.Option("--policy", "-p", help="Repeatable; default: those that lead in the arena; all: every decoder."),
+        typer.Option("--policy", "-p", help="Policy to try; repeatable; default: a short list; all: every decoder."),
     ] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="Held fixed; repeatable.")
+        list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="Keep this knob fixed; repeatable.")
     ] = None,
     seed: Seed = 0,
     dtype: Dtype = "float32",
@@ -64,9 +66,9 @@ def main(
     out: Out = Path("runs/recommend"),
     as_json: Json = False,
 ) -> None:
-    """Try decoders on the same problems, the likely ones on more; name the fastest that is about as good as the best.
+    """Try decoders on the same problems, promising ones on more; name the fastest that is nearly as good as the best.
 
-    Without labels, good means agreement with one token per step.
+    Without labels, quality is agreement with one token per step.
     """
     from tacg.cli.tune import asked_of
     from tacg.experiments.arena import decoders
@@ -135,5 +137,7 @@ def main(
     for spec, reason in race.refused.items():
         typer.secho(f"left out: {spec}: {reason}", fg="yellow", err=True)
     if race.untried:
-        typer.secho(f"no time for {len(race.untried)} of {len(candidates)} settings; --minutes gives more", err=True)
+        typer.secho(
+            f"no time for {len(race.untried)} of {len(candidates)} settings; raise --minutes to try more", err=True
+        )
     typer.secho(f"preset: {preset}   use it as --policy {chosen.spec}:{preset}", err=True)

@@ -26,7 +26,7 @@ EPILOG = """[bold]Examples[/bold]
 
 tacg report --quick
 
-tacg report --dtype bfloat16 --jobs 3          stop it whenever you like: started again, it goes on where it was"""
+tacg report --dtype bfloat16 --jobs 3          stop at any time; run again to continue"""
 
 
 def main(
@@ -36,10 +36,12 @@ def main(
     seed: Seed = 0,
     batch_size: BatchSize = 32,
     home: Annotated[
-        Path | None, typer.Option(help="Directory of rows and pictures; default: docs/results, --quick: runs/glance.")
+        Path | None, typer.Option(help="Directory for rows and plots; default: docs/results, --quick: runs/glance.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The report; default: beside the directory.")] = None,
-    jobs: Annotated[int, typer.Option(help="Processes, a task each. On few cores faster than threads.", min=1)] = 1,
+    out: Annotated[Path | None, typer.Option(help="Report file; default: next to the directory.")] = None,
+    jobs: Annotated[
+        int, typer.Option(help="Number of processes, one task each; on few cores faster than threads.", min=1)
+    ] = 1,
     quick: Quick = False,
     as_json: Json = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Run the paper's tables and put the published figures beside ours."""
+"""Run the experiments of the paper's tables and show the published figures next to ours."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ tacg reproduce table1 --model llada=./LLaDA-8B-Instruct --model dream=./Dream --
 
 tacg reproduce table3 --data humaneval=HumanEval.jsonl --data mbpp=sanitized-mbpp.json --device cuda
 
-tacg reproduce table1 --released --device cuda               the authors' code instead of their paper's rule
+tacg reproduce table1 --released --device cuda               follow the authors' code instead of the paper's rule
 
 tacg reproduce table3 --model pocket                         a rehearsal: the same plan on the pocket tasks"""
 
 FOOTNOTE = (
-    "forwards: by the steps that were published, else by length over TPF, which is the most it can be (rows of LLaDA2 "
-    "stop early); runs that several tables share are decoded once"
+    "forwards: from the published steps, otherwise length / TPF, an upper bound (rows of LLaDA2 stop early); runs that "
+    "several tables share are decoded once"
 )
 
 
@@ -48,22 +48,25 @@ def main(
     names: Annotated[list[str] | None, typer.Argument(help="table1 … table5, figures; default: all.")] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", "-m", help="NAME=DIRECTORY of llada, dream or llada2-mini; a built-in name rehearses."),
+        typer.Option(
+            "--model", "-m", help="NAME=DIRECTORY for llada, dream or llada2-mini; a built-in model: rehearsal."
+        ),
     ] = None,
     data: Annotated[
-        list[str] | None, typer.Option(metavar="SET=FILE", help="File of a set; repeatable, else downloaded.")
+        list[str] | None,
+        typer.Option(metavar="SET=FILE", help="File of a benchmark; repeatable; default: download it."),
     ] = None,
-    released: Annotated[bool, typer.Option("--released", help="Gate as the authors' code does.")] = False,
-    n: Annotated[int | None, typer.Option("--n", "--limit", help="Problems a run at most.", min=1)] = None,
+    released: Annotated[bool, typer.Option("--released", help="Use the gate of the authors' released code.")] = False,
+    n: Annotated[int | None, typer.Option("--n", "--limit", help="Maximum problems per run.", min=1)] = None,
     seed: Seed = 0,
     batch_size: BatchSize = 32,
-    dtype: Annotated[str | None, typer.Option(help="Default: bfloat16, float32 in a rehearsal.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="Default: bfloat16; in a rehearsal: float32.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would take; decode nothing.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Directory of the results files; default: under runs.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show how much work it is; decode nothing.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Directory for the results files; default: under runs.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Play the paper's runs with their published settings; what is there already is not decoded again."""
+    """Run the paper's experiments with their published settings; existing results are not decoded again."""
     from tacg.experiments.reproduce import NAMES, Stage, plan
 
     wanted = names or list(NAMES)
@@ -94,9 +97,9 @@ def main(
         print_json({name: [_plain(row) for row in rows] for name, (rows, _) in zip(wanted, shown, strict=True)})
     else:
         note = (
-            "a rehearsal: other model, other problems, so no differences"
+            "rehearsal: a different model and different problems, so no differences are shown"
             if rehearsal
-            else "Δ items: problems more than published"
+            else "Δ items: how many more problems were right than published"
         )
         show_tables([table for _, found in shown for table in found], note)
 

@@ -1,4 +1,4 @@
-"""Serve a model over HTTP: OpenAI's interface, and a page that shows it at work."""
+"""Serve a model over HTTP, with an OpenAI-compatible API and a page that shows each decode live."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EPILOG = """[bold]Examples[/bold]
 
 tacg serve                                          at http://127.0.0.1:8000, for this machine only
 
-tacg serve --policy tacg+klass --set gen_length=64  what requests get that do not say otherwise
+tacg serve --policy tacg+klass --set gen_length=64  defaults for requests that set nothing else
 
 TACG_API_KEY=… tacg serve --host 0.0.0.0            for other machines, with a key
 
@@ -26,36 +26,37 @@ curl -H 'Content-Type: application/json' -d '{"model": "pocket", "prompt": "Hell
 def main(
     model: Model = DEFAULT_MODEL,
     verifier: Verifier = None,
-    port: Annotated[int, typer.Option(help="0 takes any that is free.", min=0, max=65535)] = 8000,
-    host: Annotated[str, typer.Option(help="Interface; others than loopback need a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 takes any free port.", min=0, max=65535)] = 8000,
+    host: Annotated[str, typer.Option(help="Interface to listen on; anything but loopback needs a key.")] = "127.0.0.1",
     api_key: Annotated[
         str | None, typer.Option("--api-key", envvar="TACG_API_KEY", help="Clients must send it as a bearer token.")
     ] = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="Other machines may come in without a key.")] = False,
-    policy: Annotated[str, typer.Option("--policy", "-p", help="For requests that name none.")] = "tacg",
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow other machines without a key.")] = False,
+    policy: Annotated[str, typer.Option("--policy", "-p", help="Policy for requests that name none.")] = "tacg",
     setting: SettingOptions = None,
     max_rows: Annotated[int, typer.Option(help="Rows decoded together.", min=1)] = 32,
-    queue: Annotated[int, typer.Option(help="Rows that may wait; more get 429.", min=0)] = 128,
-    max_n: Annotated[int, typer.Option(help="Answers of one request.", min=1)] = 16,
-    max_prompt: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 4096,
-    max_length: Annotated[int, typer.Option(help="Positions of an answer.", min=1)] = 1024,
+    queue: Annotated[int, typer.Option(help="Rows that may wait; further requests get 429.", min=0)] = 128,
+    max_n: Annotated[int, typer.Option(help="Maximum answers per request.", min=1)] = 16,
+    max_prompt: Annotated[int, typer.Option(help="Maximum tokens per prompt.", min=1)] = 4096,
+    max_length: Annotated[int, typer.Option(help="Maximum positions per answer.", min=1)] = 1024,
     max_body: Annotated[
-        int | None, typer.Option(help="Bytes of a request, to any route; default: 1 MiB, 16 for replays.", min=1)
+        int | None, typer.Option(help="Maximum bytes per request, on any route; default: 1 MiB; replays: 16.", min=1)
     ] = None,
-    deadline: Annotated[float, typer.Option(help="Seconds for an answer, waiting included.", min=0.1)] = 300.0,
-    grace: Annotated[float, typer.Option(help="Seconds for what is under way at SIGTERM.", min=0)] = 30.0,
+    deadline: Annotated[float, typer.Option(help="Seconds per answer, including waiting.", min=0.1)] = 300.0,
+    grace: Annotated[float, typer.Option(help="Seconds to finish running requests at SIGTERM.", min=0)] = 30.0,
     cors: Annotated[
-        list[str] | None, typer.Option("--cors", metavar="ORIGIN", help="Pages of this site may read answers.")
+        list[str] | None, typer.Option("--cors", metavar="ORIGIN", help="Allow pages of this site to read answers.")
     ] = None,
     allow_host: Annotated[
-        list[str] | None, typer.Option("--allow-host", metavar="NAME", help="Another name for this machine.")
+        list[str] | None,
+        typer.Option("--allow-host", metavar="NAME", help="Host name to accept in requests; repeatable."),
     ] = None,
-    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts into the log.")] = False,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts to the log.")] = False,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Serve a model; Ctrl-C or SIGTERM lets requests under way finish. With --json the address is a JSON line."""
+    """Serve a model; at Ctrl-C or SIGTERM running requests finish. With --json the address is a JSON line."""
     with ended_by_signals():
         try:
             from tacg.serve.app import Service

@@ -1,4 +1,4 @@
-"""Move knobs and look at what happens."""
+"""Sweep one or two knobs and measure the effect."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NAMED: dict[str, tuple[list[str], str, str]] = {
 }
 EPILOG = """[bold]Examples[/bold]
 
-tacg sweep frontier --n 200          every policy's accuracy over TPF as its threshold moves
+tacg sweep frontier --n 200          accuracy over TPF for each policy as its threshold changes
 
 tacg sweep fig3 --task pocket-math   the paper's Fig. 3: support weight x floor; fig4: gate length x EMA decay
 
@@ -47,11 +47,15 @@ tacg sweep --policy tacg --x k_extra=0,1,2,4,8 --y tau_floor=0.5,0.7,0.9"""
 
 
 def main(
-    name: Annotated[str | None, typer.Argument(help=f"One of {', '.join(NAMED)}; or say --x.")] = None,
+    name: Annotated[str | None, typer.Argument(help=f"One of {', '.join(NAMED)}; or use --x.")] = None,
     task: Tasks = None,
-    policy: Annotated[list[str] | None, typer.Option("--policy", "-p", help="Repeatable.")] = None,
-    x: Annotated[str, typer.Option(metavar="KNOB=VALUES", help="Values with commas; a+b=… moves two knobs.")] = "",
-    y: Annotated[str, typer.Option(metavar="KNOB=VALUES", help="A second axis: heat maps.")] = "",
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan]; repeatable.")
+    ] = None,
+    x: Annotated[
+        str, typer.Option(metavar="KNOB=VALUES", help="Comma-separated values; a+b=… changes two knobs together.")
+    ] = "",
+    y: Annotated[str, typer.Option(metavar="KNOB=VALUES", help="A second axis; draws heat maps.")] = "",
     n: N = 200,
     seed: Seed = 0,
     split: Split = "dev",
@@ -60,12 +64,12 @@ def main(
     setting: SettingOptions = None,
     batch_size: BatchSize = 32,
     out: Annotated[
-        Path | None, typer.Option(help="Directory for rows, pictures and page; default: runs/sweep-NAME.")
+        Path | None, typer.Option(help="Directory for rows, plots and page; default: runs/sweep-NAME.")
     ] = None,
     quick: Quick = False,
     as_json: Json = False,
 ) -> None:
-    """Sweep one knob (a frontier a policy) or two (heat maps)."""
+    """Sweep one knob (one frontier per policy) or two (heat maps)."""
     from tacg.experiments.grid import Sample
     from tacg.experiments.sweep import sweep, tables
     from tacg.records.plots import draw_frontier, draw_heat

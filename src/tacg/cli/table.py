@@ -1,4 +1,4 @@
-"""Draw tables from results files."""
+"""Print tables from results files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tacg.errors import unknown
 FORMATS = ("text", "markdown", "csv", "latex")
 EPILOG = """[bold]Examples[/bold]
 
-tacg table runs/confidence.jsonl runs/tacg.jsonl         the first file is what the others are held against
+tacg table runs/confidence.jsonl runs/tacg.jsonl         the others are compared with the first file
 
 tacg table runs/*.jsonl --format latex > table.tex
 
@@ -23,10 +23,10 @@ tacg table runs/*.jsonl --plot plane.png                 accuracy over tokens pe
 def main(
     files: Annotated[list[Path], typer.Argument(help="Results files of [cyan]tacg eval --out[/cyan].")],
     form: Annotated[str, typer.Option("--format", "-f", help=f"One of {', '.join(FORMATS)}.")] = "text",
-    plot: Annotated[Path | None, typer.Option(help="Also draw accuracy over TPF into this file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Also plot accuracy over TPF to this file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Tables of runs that were made before, finished or not; nothing is decoded."""
+    """Print tables of existing runs, finished or not; nothing is decoded."""
     from tacg.files import make_room
     from tacg.records.tables import provenance
     from tacg.records.tabulate import rows_of, tables

@@ -19,14 +19,14 @@ tacg tasks gsm8k --data gsm8k_test.jsonl --knob protocol=lm-eval --knob shots=2"
 
 def main(
     name: Annotated[str | None, typer.Argument(help="Show problems of this task.")] = None,
-    n: Annotated[int, typer.Option(help="How many problems.", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="Which ones.", min=0)] = 0,
+    n: Annotated[int, typer.Option(help="Number of problems to show.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="Seed that selects the problems.", min=0)] = 0,
     split: Split = "test",
     data: Data = None,
     knob: TaskKnobs = None,
     as_json: Json = False,
 ) -> None:
-    """List what decoders can be graded on."""
+    """List the tasks on which decoders can be graded."""
     from tacg.tasks import benchmark_names, free_names, get_task, judged_names, structured_names, task_names
 
     if name is None:

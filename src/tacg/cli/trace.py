@@ -1,4 +1,4 @@
-"""Record a decode step by step and look at it in a browser."""
+"""Record a decode step by step and view it in a browser."""
 
 from __future__ import annotations
 
@@ -25,17 +25,23 @@ tacg trace runs/trace/confidence.jsonl --replay tacg                   what woul
 
 
 def main(
-    what: Annotated[list[str] | None, typer.Argument(help="A prompt; or one or two .jsonl traces.")] = None,
-    task: Annotated[str | None, typer.Option("--task", "-t", help="Take a problem of this task instead.")] = None,
-    seed: Annotated[int, typer.Option(help="Which problem.", min=0)] = 0,
-    policy: Annotated[list[str] | None, typer.Option("--policy", "-p", help="One or two; default: tacg.")] = None,
+    what: Annotated[list[str] | None, typer.Argument(help="A prompt, or one or two .jsonl traces.")] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", "-t", help="Use a problem of this task instead of a prompt.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed that selects the problem.", min=0)] = 0,
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", "-p", help="One or two policies; default: tacg.")
+    ] = None,
     setting: SettingOptions = None,
     model: Model = DEFAULT_MODEL,
-    other: Annotated[str | None, typer.Option("--replay", help="Show this policy on the recorded signals.")] = None,
+    other: Annotated[
+        str | None, typer.Option("--replay", help="Show what this policy would do with the recorded signals.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Directory for the traces and player.html.")] = Path("runs/trace"),
     as_json: Json = False,
 ) -> None:
-    """Write a trace and a player; or show traces that exist."""
+    """Record traces and write a player, or show existing traces."""
     from tacg.files import make_room
     from tacg.trace import read_trace, replay
     from tacg.trace.player import write_player

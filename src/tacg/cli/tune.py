@@ -1,4 +1,4 @@
-"""Find a policy's knobs for a model and a task, or for prompts of your own."""
+"""Find good knobs of a policy for a model and a task, or for your own prompts."""
 
 from __future__ import annotations
 
@@ -40,15 +40,17 @@ def main(
     task: Annotated[str | None, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].")] = None,
     prompts: Annotated[Path | None, typer.Option(help="A file with one prompt per line; implies --no-labels.")] = None,
     policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
-    only: Annotated[list[str] | None, typer.Option("--knob", "-k", help="Only these knobs; repeatable.")] = None,
-    trials: Annotated[int, typer.Option(help="Settings to try.", min=1)] = 40,
-    n: Annotated[int, typer.Option(help="Problems of the dev split a trial.", min=1)] = 100,
+    only: Annotated[list[str] | None, typer.Option("--knob", "-k", help="Tune only these knobs; repeatable.")] = None,
+    trials: Annotated[int, typer.Option(help="Number of settings to try.", min=1)] = 40,
+    n: Annotated[int, typer.Option(help="Problems of the dev split per trial.", min=1)] = 100,
     seed: Seed = 0,
-    labels: Annotated[bool, typer.Option("--labels/--no-labels", help="Grade answers, or only compare them.")] = True,
-    give: Annotated[float, typer.Option(help="Quality that speed may cost, as a share.", min=0, max=1)] = 0.01,
+    labels: Annotated[
+        bool, typer.Option("--labels/--no-labels", help="Grade answers, or measure agreement with one token per step.")
+    ] = True,
+    give: Annotated[float, typer.Option(help="Quality to give up for speed, as a fraction.", min=0, max=1)] = 0.01,
     model: Model = DEFAULT_MODEL,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="Held fixed; repeatable.")
+        list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="Keep this knob fixed; repeatable.")
     ] = None,
     batch_size: BatchSize = 32,
     out: Out = Path("runs/tune"),
