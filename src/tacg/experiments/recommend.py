@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tacg.tasks import Task
 
 # Tried unless others are named: there is no time to tell forty decoders apart, each with six values of its main knob.
-# Picked by hand from rows on pocket, each near the front of some task; `schedule` shows how good answers can be.
+# Picked by hand from early rows and small trials on pocket; `schedule` shows how good answers can be.
 SHORT_LIST = ("confidence", "tacg", "eb", "d3llm", "lopa", "frechet", "hierarchy", "credit", "apd", "schedule")
 FIRST, GROWTH = 16, 2  # problems of the first round; each round keeps one in so many
 NEAR = 0.1  # more steps than what is sought has, as a share, that make no difference

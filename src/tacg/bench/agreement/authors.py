@@ -258,7 +258,7 @@ REGION = 20  # where Prophet's answer region begins here
 AS_PUBLISHED = MappingProxyType({"observe": "sequence", "whole": True})
 DRAWN = (
     "With their preset. If nothing is ready they go by tokens drawn at temperature 0.2, top-p 0.95; the most probable "
-    "outcome is taken here, nearly always the only one."
+    "outcome is taken here, but on some prompts chance decides in theirs."
 )
 WHOLE = "With `observe=sequence`: they follow trajectories over the whole sequence, not over the block."
 IDLE = "Their loop forwards once more when the first forward of a block has filled it."

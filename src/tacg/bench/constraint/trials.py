@@ -95,7 +95,8 @@ def measure(kind: str, count: int, seed: int = 0) -> ResultRow:
         "bench": "constraint", "part": "trials", "subject": kind, "trials": count, "seed": seed,
         "answered": counts["answered"], "refused": counts["refused"], "canvases": counts["canvases"],
         "enumerated": counts["enumerated"], **{name.replace(" ", "_"): counts[name] for name in faults},
-        "held_share": 1 - sum(counts[name] for name in faults) / count, "judge": _judge(), **surroundings(),
+        "held_share": 1 - sum(counts[name] for name in faults) / count, "judge": "re" if kind == "regex" else _judge(),
+        **surroundings(),
     }  # fmt: skip
 
 
