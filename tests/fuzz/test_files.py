@@ -24,7 +24,7 @@ from tacg.records.results import read_results
 from tacg.records.rows import Ledger, read_rows
 from tacg.records.summary import paired
 from tacg.records.tabulate import rows_of, tables
-from tacg.scale.bulk import _names
+from tacg.scale.bulk import _asked
 from tacg.tasks import get_task
 from tacg.trace import read_trace, record, replay
 from tacg.trace.player import player_page
@@ -108,7 +108,7 @@ def sound(llm: tacg.LLM, tmp_path_factory: pytest.TempPathFactory) -> Sound:
             "rows": (rows, lines, ledger),
             "trace": (trace, lines, look),
             "answers": (answers, lines, lambda path: read_answers(path, problems)),
-            "prompts": (prompts, lines, lambda path: _names(path, "id", "prompt")),
+            "prompts": (prompts, lines, lambda path: _asked(path, "id", "prompt")),
             "preset": (PRESET, toml, preset),
             **{name: ([item], lines, lambda path, name=name: ask(name, path)) for name, item in SETS.items()},
             **{f"{name} array": ([item], one, lambda path, name=name: ask(name, path)) for name, item in SETS.items()},
