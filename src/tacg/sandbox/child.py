@@ -5,8 +5,8 @@
 
 The child sets up namespaces and an empty root once (`walls.py`); the server forks a warden for each job. The worker is
 forked before the judge reads the job, so no test is in its memory. A test that calls a function of the answer sends
-the arguments over a pipe, and the reply is plain data (`wire.py`): nothing in the judge's process can be patched,
-printed to or left behind by an answer. The warden keeps the time and kills whatever is left.
+the arguments over a pipe, and the reply is plain data (`wire.py`): an answer has nothing of the judge's process to
+patch, to print to or to exit. The warden keeps the time and kills whatever is left.
 
 Only the standard library and the neighbouring modules are used, because this file is run by its path.
 """
