@@ -56,7 +56,7 @@ def commit_step(
 
     If `base_gate` raises or the logits are unusable, the trajectory starts over.
 
-    No position is forced: a step may commit nothing. Write with `torch.where(step.commit, step.tokens, x)`.
+    A step may commit nothing, so add your own fallback. Write with `torch.where(step.commit, step.tokens, x)`.
     """
     config = config or GateConfig()
     _check(logits, mask, state)

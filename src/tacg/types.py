@@ -303,7 +303,7 @@ class Decision:
     finish    bool  [R]     write every remaining mask with its proposal, and end
     branches  alternatives for the next step
     reach     int64 [R]     the next forward computes and shows only answer positions below this; applies within the
-                            active block, while there are masks before `reach` and steps left after this one
+                            active block, while there are masks before `reach` and the next step is not its last
     """
 
     base: Tensor

@@ -1,1 +1,1 @@
-"""Benchmarks: each prints ratios against a named baseline of the same run and appends its rows."""
+"""Benchmarks: each prints ratios to a named baseline measured in the same run, and appends its rows."""

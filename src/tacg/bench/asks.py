@@ -1,4 +1,4 @@
-"""What the clients of a soak ask, what they must get, and a plain HTTP client that can misbehave."""
+"""The requests of a soak test's clients, the expected answers, and a plain HTTP client that can misbehave."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 POLICIES = ("tacg", "tacg+klass", "klass", "confidence", "schedule")
 LENGTHS = (8, 24, 48)
-EACH = 3  # asks of a kind for every policy
+EACH = 3  # requests of each kind per policy
 BROKEN = (b"{", b"[]", b'{"model": 1}', b"[" * 5000, b"\xff", b'{"a": 1, "a": 2}', b'{"stream": NaN}', b"")
 
 
 class Gone(Exception):  # noqa: N818 - the server's connection ended early; that is no error of ours
-    """The server ended the connection within an answer."""
+    """The server closed the connection before the answer was complete."""
 
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """A request, the status it must get, and what `answer` must make of the response."""
+    """A request, its expected status, and the expected result of `answer` for the response."""
 
     method: str
     path: str
@@ -39,26 +39,26 @@ class ClientRequest:
     wanted: Any = None
 
     def streamed(self) -> ClientRequest:
-        """The same, but it is to come bit by bit."""
+        """The same request with a streamed response."""
         return replace(self, body=json.dumps(json.loads(self.body) | {"stream": True}).encode())
 
     @property
     def good(self) -> bool:
-        """Whether it asks for something."""
+        """Whether it is a valid request."""
         return self.status == 200
 
     @property
     def streams(self) -> bool:
-        """Whether the response comes bit by bit."""
+        """Whether the response is streamed."""
         return b'"stream": true' in self.body or self.path == "/v1/decode"
 
     def content(self) -> bytes:
-        """What goes over the wire."""
+        """The bytes that are sent."""
         head = f"{self.method} {self.path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
         return f"{head}Content-Type: application/json\r\nContent-Length: {len(self.body)}\r\n\r\n".encode() + self.body
 
     def answer(self, text: str) -> Any:
-        """The texts of an answer, one for each choice; of a page, itself."""
+        """The texts of an answer, one per choice; for a replay, the page itself."""
         if self.path == "/v1/replay":
             return text
         if not self.streams:
@@ -67,7 +67,7 @@ class ClientRequest:
         if self.path == "/v1/decode":
             return [json.loads(events[-1]).get("text")]
         if events[-1] != "[DONE]":
-            return None  # an error, or cut off
+            return None  # an error, or incomplete
         found: dict[int, str] = {}
         for choice in (choice for event in events[:-1] for choice in _choices(event)):
             piece = choice["delta"].get("content", "") if "delta" in choice else choice["text"]
@@ -81,14 +81,14 @@ def _choices(text: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Got:
-    """What came back."""
+    """A response."""
 
     status: int
     text: str
 
 
 class ClientConnection:
-    """A connection to this machine."""
+    """A connection to a server on this machine."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -106,11 +106,11 @@ class ClientConnection:
         await self._writer.drain()
 
     async def some(self) -> bytes:
-        """The first that comes."""
+        """The first bytes that arrive."""
         return await self._reader.read(200)
 
     async def ask(self, ask: ClientRequest, pause: float = 0.0) -> Got:
-        """A whole exchange; with a pause after every little bit that is read."""
+        """Send a request and read the response, with a pause after every small read."""
         await self.send(ask.content())
         found = b""
         while more := await self._reader.read(2048 if pause else 1 << 16):
@@ -126,7 +126,7 @@ class ClientConnection:
 
 
 def _unchunked(body: bytes) -> Iterator[bytes]:
-    """The chunks' contents; raises if the last one is missing."""
+    """The contents of the chunks; raises if the last one is missing."""
     place = 0
     while True:
         end = body.find(b"\r\n", place)
@@ -139,11 +139,11 @@ def _unchunked(body: bytes) -> Iterator[bytes]:
         place = end + 2 + size + 2
 
 
-# -- what is asked ---------------------------------------------------------------------------------------------------
+# -- the requests ----------------------------------------------------------------------------------------------------
 
 
 def workload(llm: LLM, each: int = EACH, seed: int = 0) -> list[ClientRequest]:
-    """Asks of every kind, each with the answer that it gets without a server; and bodies that are none."""
+    """Requests of every kind, each with the answer that is decoded without a server; and invalid bodies."""
     prompts = [list(get_task(name).problems("dev", len(POLICIES) * each, seed=seed)) for name in task_names()]
     made: list[ClientRequest] = []
     for number in range(len(POLICIES) * each):
@@ -167,7 +167,7 @@ def _post(path: str, wanted: Any, **body: Any) -> ClientRequest:
 
 
 def _completions(llm: LLM, prompt: str, policy: str, settings: dict[str, Any]) -> list[ClientRequest]:
-    """One answer; and the same cut short by a stop string, where there is a letter to stop at."""
+    """One answer, and the same cut short by a stop string, if it has a letter to stop at."""
     text = llm.generate(prompt, policy, chat=False, **settings).text
     body = {"model": llm.model.spec.name, "prompt": prompt, "policy": policy, **settings}
     made = [_post("/v1/completions", [text], **body)]
@@ -184,7 +184,7 @@ def _chat(llm: LLM, prompt: str, policy: str, settings: dict[str, Any]) -> Clien
 
 
 def _batch(llm: LLM, prompts: list[str], policy: str, settings: dict[str, Any]) -> ClientRequest:
-    """Several prompts, two answers to each."""
+    """Several prompts with two answers each."""
     seeds = (settings["seed"], settings["seed"] + 1)
     every = [(prompt, settings | {"seed": seed}) for prompt in prompts for seed in seeds]
     texts = [llm.generate(prompt, policy, chat=False, **each).text for prompt, each in every]

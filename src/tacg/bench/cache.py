@@ -1,7 +1,7 @@
 """What a cache saves: time per committed token of every mode, relative to no cache, in the same run.
 
-The weights are random and the policy commits four tokens per step whatever the logits say, so every mode does the same
-number of steps on the same canvas.
+The weights are random and the policy commits four tokens per step whatever the logits are, so every mode takes the
+same number of steps on the same canvas.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def measure(prompts: Sequence[int], gen_length: int, *, quick: bool = False) -> Iterator[ResultRow]:
-    """A row for every family, prompt length and mode; `quick` takes tiny models."""
+    """One row per family, prompt length and mode; `quick` uses tiny models."""
     for family, modes in MODES.items():
         shape = {} if quick else SHAPES[family]
         longest = {"max_sequence_length" if family == "llada" else "max_position_embeddings": max(prompts) + gen_length}
@@ -68,7 +68,7 @@ def _seconds(model: AnyNetwork, mode: str, prompt: int, gen_length: int) -> floa
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """A table a family."""
+    """One table per family."""
     made = []
     for family in dict.fromkeys(row["family"] for row in rows):
         mine = [row for row in rows if row["family"] == family]

@@ -1,8 +1,8 @@
-"""Whole decodes: tokens a second by batch size, where the time goes, and how near the matrix products we are.
+"""Whole decodes: tokens per second by batch size, where the time goes, and how close we are to the matrix products.
 
-plain     a loop in the shape of the published `generate`: the whole row through the output layer at every step, a
+plain     a loop like the published `generate`: the whole row goes through the output layer at every step, with a
           float64 softmax of all of it, one row at a time
-products  the same matrix products alone, on the same machine in the same run: no decode can be faster than these
+products  only the same matrix products, on the same machine in the same run: no decode can be faster than these
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from tacg.records.rows import ResultRow
 
 BATCHES = (1, 4, 16, 32, 64)
-LIMITS = (1, 8, 32)  # batches of the random model
+LIMITS = (1, 8, 32)  # batch sizes of the random model
 MEDIUM = {"d_model": 512, "n_layers": 6, "n_heads": 8, "n_kv_heads": 8, "mlp_hidden_size": 1408}  # 20 M parameters
 
 
 class Watched:
-    """A model that notes how long its calls take, and how large they were: (tokens, logits)."""
+    """A model that records the duration and size of its calls: (tokens, logits)."""
 
     def __init__(self, model: Denoiser) -> None:
         self.model, self.spec, self.device = model, model.spec, model.device
         self.seconds, self.calls = 0.0, list[tuple[int, int]]()
 
     def __call__(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
-        """As the model's own."""
+        """Call the model."""
         began = time.perf_counter()
         logits = self.model(tokens, spans, select)
         self.seconds += time.perf_counter() - began
@@ -57,7 +57,7 @@ class Watched:
 
 @contextlib.contextmanager
 def watched_batches(spent: dict[str, float]) -> Iterator[None]:
-    """Add up what `scan`, `decide`, `commit` and `read` of every batch take."""
+    """Sum the time that every batch spends in `scan`, `decide`, `commit` and `read`."""
     originals = {name: getattr(Batch, name) for name in ("scan", "decide", "commit", "read")}
 
     def watched(name: str) -> Any:
@@ -80,11 +80,11 @@ def watched_batches(spent: dict[str, float]) -> Iterator[None]:
 
 def measure(model: Denoiser, prompts: Sequence[tuple[int, ...]], name: str, batches: Sequence[int], decode: Decode,
             spec: str = "tacg") -> Iterator[ResultRow]:  # fmt: skip
-    """A row a batch size: `batch` prompts at once, again and again until all are decoded."""
+    """One row per batch size: `batch` prompts at once, repeated until all are decoded."""
     for batch in batches:
         policy = get_policy(spec)
         timed, spent = Watched(model), defaultdict[str, float](float)
-        run(timed, prompts[:batch], policy, decode, batch)  # warm
+        run(timed, prompts[:batch], policy, decode, batch)  # warm-up
         timed.seconds = 0.0
         mine = prompts[: max(8, 2 * batch)]
         with watched_batches(spent):
@@ -107,7 +107,7 @@ def run(model: Any, prompts: Sequence[tuple[int, ...]], policy: Policy, decode: 
 
 
 def against_plain(model: Denoiser, prompt: tuple[int, ...], name: str, decode: Decode) -> ResultRow:
-    """One token per step, one row: our engine and the plain loop do the same steps."""
+    """One token per step, one row: our engine and the plain loop take the same steps."""
     run(model, [prompt], get_policy("schedule"), decode, 1)
     began = time.perf_counter()
     (ours,) = run(model, [prompt], get_policy("schedule"), decode, 1)
@@ -123,7 +123,7 @@ def against_plain(model: Denoiser, prompt: tuple[int, ...], name: str, decode: D
 
 @torch.no_grad()
 def plain(model: Denoiser, prompt: tuple[int, ...], decode: Decode) -> Tensor:
-    """The tokens that one-token-a-step decoding of one row writes, without any care for speed."""
+    """The tokens of one row decoded with one token per step, without any optimization."""
     canvas = torch.tensor([*prompt, *[model.spec.mask_id] * decode.gen_length])
     hidden = list(model.spec.unwritable)
     for start, stop, steps in decode.blocks():
@@ -139,7 +139,7 @@ def plain(model: Denoiser, prompt: tuple[int, ...], decode: Decode) -> Tensor:
 
 
 def near_the_limit(batch: int = 32, *, quick: bool = False, shape: dict[str, Any] | None = None) -> ResultRow:
-    """A random LLaDA of 20 M parameters: how much of the time the same matrix products alone would take."""
+    """A random LLaDA of 20 M parameters: the share of the time that only the same matrix products would take."""
     model: Any = random_model("llada", **({} if quick else shape or MEDIUM))
     generator = torch.Generator().manual_seed(0)
     prompts = [tuple(torch.randint(6, 90, (64,), generator=generator).tolist()) for _ in range(batch)]
@@ -161,7 +161,7 @@ def near_the_limit(batch: int = 32, *, quick: bool = False, shape: dict[str, Any
 
 @torch.no_grad()
 def products(model: Llada, calls: Sequence[tuple[int, int]], rows: int) -> float:
-    """Seconds that the matrix products of these calls take by themselves, attention's included."""
+    """Seconds that the matrix products of these calls take on their own, including attention's."""
     parts: Any = model.model["transformer"]
     config = model.config
     heads, size = config.n_heads, config.d_model // config.n_heads
@@ -182,7 +182,7 @@ def products(model: Llada, calls: Sequence[tuple[int, int]], rows: int) -> float
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """Speed by batch size with shares, and the two comparisons."""
+    """Speed by batch size with shares of time, and the two comparisons."""
     columns = ("model", "batch", "policy", "tokens/s", "forward", "scan", "decide", "commit", "read", "rest", "against")
     lines = []
     for row in rows:

@@ -1,8 +1,8 @@
-"""What a step asks of a GPU outside the forward, counted on a simulated one: kernels, reads and uploads; then what
-forwards ask at real depth (see `forwards`).
+"""What a step outside the forward costs on a GPU, counted on a simulated one: kernels, reads and uploads; then the same
+for forwards at real depth (see `forwards`).
 
-A steady step is one in which no row comes or goes; its counts are medians over such steps. What admitting and finishing
-adds is in the totals of the whole decode. The scan's Triton kernel is emulated and counts as one.
+A steady step is one in which no row joins or leaves; its counts are medians over such steps. The cost of joining and
+leaving is in the totals of the whole decode. The scan's Triton kernel is emulated and counts as one.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ POLICIES: tuple[tuple[str, dict[str, Any]], ...] = (
 )  # fmt: skip
 BATCHES = (1, 8, 32)
 THRESHOLDS = (0.9, 0.95, 0.98, 0.99)
-# The phase of a step that each method of the engine belongs to. Where the engine says so itself, by a label of the
-# profiler, that wins; a class or method that is not there is passed over.
+# The phase of a step that each method of the engine belongs to. Labels set by the engine itself for the profiler take
+# precedence; missing classes or methods are skipped.
 PHASES = {
     ("tacg.engine.loop", "Engine"): {"submit": "admit", "_admit": "admit", "_forward": "pack"},
     ("tacg.engine.batch", "Batch"): {
@@ -62,19 +62,19 @@ class Case:
 
 @dataclass(frozen=True)
 class Counted:
-    """A decode: what each of its steps cost, whether a row came or went in it, and what all of it cost."""
+    """A decode: the cost of each step, whether a row joined or left in it, and the total cost."""
 
     steps: tuple[tuple[Tally, bool], ...]
     total: Tally
 
     @property
     def steady(self) -> list[Tally]:
-        """The steps in which no row came or went."""
+        """The steps in which no row joined or left."""
         return [tally for tally, moved in self.steps if not moved]
 
 
 class PhasedModel:
-    """A model whose calls, those of its methods included, are the phase `forward`."""
+    """A model whose calls, including its methods, are counted as the phase `forward`."""
 
     def __init__(self, model: Denoiser, device: SimulatedDevice) -> None:
         self._model, self._simulated = model, device
@@ -84,13 +84,13 @@ class PhasedModel:
         return self._simulated.phase("forward")(value) if inspect.ismethod(value) else value
 
     def __call__(self, *words: Any, **named: Any) -> Any:
-        """As the model's own."""
+        """Call the model."""
         with self._simulated.phase("forward"):
             return self._model(*words, **named)
 
 
 def count(model: Denoiser, requests: Sequence[Request]) -> Counted:
-    """Decode the requests together on a simulated device. The model must have been put on one."""
+    """Decode the requests together on a simulated device. The model must be on it already."""
     steps = []
     with SimulatedDevice() as device, phases_by_name(device):
         engine = Engine(cast("Denoiser", PhasedModel(model, device)), max_rows=len(requests))
@@ -106,7 +106,7 @@ def count(model: Denoiser, requests: Sequence[Request]) -> Counted:
 
 @contextlib.contextmanager
 def phases_by_name(device: SimulatedDevice) -> Iterator[None]:
-    """Let the engine's methods begin the phases that they are known for."""
+    """Make the engine's methods begin their phases."""
     with contextlib.ExitStack() as patches:
         for (module, name), phases in PHASES.items():
             if importlib.util.find_spec(module) is None:
@@ -120,7 +120,7 @@ def phases_by_name(device: SimulatedDevice) -> Iterator[None]:
 
 
 def measure(*, quick: bool = False) -> Iterator[ResultRow]:
-    """A row for each case."""
+    """One row per case."""
     for model, case in cases(quick=quick):
         yield {"bench": "device", **row_of(case, count(model, case.requests)), **surroundings()}
     for row in forwards.measure(quick=quick):
@@ -143,7 +143,7 @@ def cases(*, quick: bool = False) -> Iterator[tuple[Denoiser, Case]]:
             about = ", ".join(f"{name} {value}" for name, value in knobs.items())
             yield pocket.model, Case("pocket", spelling, requests, about)
     yield pocket.model, Case("pocket", "tacg", _unlike(prompts[: 4 if quick else None], task.decode), "all unlike")
-    # A threshold that none reaches: what random weights are sure of says nothing, and rows should stay for a while.
+    # A threshold that no position reaches: random weights have no meaningful confidence, and rows should stay a while.
     policy, decode = resolve("tacg", {"gen_length": 64, "block_length": 32, "early_stop": False, "threshold": 1.0})
     requests = tuple(
         Request(tuple(6 + (3 * i + place) % 90 for place in range(20 + 5 * i)), policy, decode)
@@ -153,7 +153,7 @@ def cases(*, quick: bool = False) -> Iterator[tuple[Denoiser, Case]]:
 
 
 def _unlike(prompts: Sequence[tuple[int, ...]], settings: Mapping[str, Any]) -> tuple[Request, ...]:
-    """Rows that differ in the length of prompt and answer, and in their threshold; none stops early."""
+    """Rows with different prompt lengths, answer lengths and thresholds; none stops early."""
     made, longest = [], max(map(len, prompts))
     for i, prompt in enumerate(prompts):
         policy, decode = resolve("tacg", {**settings, "threshold": THRESHOLDS[i % len(THRESHOLDS)]})
@@ -163,7 +163,7 @@ def _unlike(prompts: Sequence[tuple[int, ...]], settings: Mapping[str, Any]) -> 
 
 
 def row_of(case: Case, counted: Counted) -> ResultRow:
-    """What is told of a decode: steady steps outside the forward first."""
+    """The row of a decode: first the steady steps outside the forward."""
     steady, ends = counted.steady, {"outside": "forward"}
     inside = {name: _median(steady, kind, phase="forward") for name, kind in KINDS.items()}
     outside = {name: _median(steady, kind, **ends) for name, kind in KINDS.items()}
@@ -192,7 +192,7 @@ def _median(steps: Sequence[Tally], kind: str, **which: Any) -> float:
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """A line for each case; where the reads and uploads of the last case on the trained model come from; forwards."""
+    """One line per case; the sources of reads and uploads in the trained model's last case; forwards."""
     deep, rows = ([row for row in rows if ("forward_of" in row) == whether] for whether in (True, False))
     columns = ("model", "policy", "case", "rows", "kernels", "reads", "uploads", "steady steps", "forward", "in all")
     lines = [

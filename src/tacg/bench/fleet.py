@@ -1,7 +1,7 @@
-"""A fleet on a Ray cluster of two nodes on this machine, a core each: how much faster, and are the rows the same?
+"""A fleet on a Ray cluster of two nodes with one core each, on this machine: the speed-up, and are the rows the same?
 
-single    no cluster: one process, one thread; its results file is what all others must be, byte for byte
-replicas  one, then two; then two of which one is killed half way
+single    no cluster: one process, one thread; all other results files must equal its file, byte for byte
+replicas  one, then two, then two of which one is killed halfway
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ POLICY = "tacg"
 
 
 def measure(model: str, items: int, task: str = "pocket-sudoku") -> Iterator[ResultRow]:
-    """A row for the single process, one replica, two, and two with a loss."""
+    """One row each for the single process, one replica, two replicas, and two with a loss."""
     asked = get_task(task)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
@@ -91,7 +91,7 @@ def _row(
 
 @contextlib.contextmanager
 def two_nodes() -> Iterator[str]:
-    """A Ray cluster of two nodes with a core each; its address."""
+    """Start a Ray cluster of two nodes with one core each; yields its address."""
     try:
         import ray
         from ray.cluster_utils import Cluster
@@ -109,7 +109,7 @@ def two_nodes() -> Iterator[str]:
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """A line a row."""
+    """One line per row."""
     columns = ("replicas", "killed", "rows", "equal to one process", "s", "items a second", "over one replica")
     lines = [
         (

@@ -1,7 +1,7 @@
-"""What a forward asks of a GPU, counted on a simulated one: real depth and real numbers of experts, tiny width.
+"""What a forward costs on a GPU, counted on a simulated one: real depth and numbers of experts, tiny width.
 
-A steady forward is counted: one block of each row over what the cache holds, with spans that the model has seen before.
-Prompts differ in length. In bfloat16, as PyTorch's kernels for experts and for unlike rows want it.
+A steady forward is counted: one block of each row, with the rest in the cache and spans that the model has seen before.
+Prompts differ in length. Computed in bfloat16, which PyTorch's kernels for experts and for rows of unequal length need.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LLADA2_MINI = {
 
 @dataclass(frozen=True)
 class Forward:
-    """Rows of a model whose blocks are computed together. `cache` is dual or block; with none, all of each row."""
+    """Rows of a model whose blocks are computed together. `cache` is dual or block; with none, whole rows are."""
 
     model: str
     family: str
@@ -51,7 +51,7 @@ FORWARDS = (
 
 @torch.no_grad()
 def count_forward(case: Forward) -> Tally:
-    """What a steady forward costs."""
+    """The cost of a steady forward."""
     with SimulatedDevice() as device:
         model: Any = random_model(case.family, **case.shape).to("cuda", torch.bfloat16)
         lengths, store = [BLOCK * (2 + row % 3) for row in range(case.rows)], Store()
@@ -70,7 +70,7 @@ def count_forward(case: Forward) -> Tally:
 
 
 def measure(*, quick: bool = False) -> Iterator[ResultRow]:
-    """A row for each forward."""
+    """One row per forward."""
     for case in FORWARDS[1:2] if quick else FORWARDS:
         tally = count_forward(case)
         kernels = tally.count("kernel")

@@ -1,8 +1,8 @@
-"""What `commit_step` costs in somebody's own loop: over the length of the prompt, and as positions are committed.
+"""What `commit_step` costs in a custom loop: by prompt length, and as positions are committed.
 
 floor  one `logsumexp` and one `lerp_` over as many positions as are masked
-lazy   support measured where it can change a decision, as the engine does
-eager  support measured everywhere, as traces want it
+lazy   support measured where it can change a decision, as in the engine
+eager  support measured everywhere, as for traces
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCK = 64
 
 
 def measure(*, quick: bool = False, rounds: int = 15) -> Iterator[ResultRow]:
-    """Rows of (prompt, masked positions): the gate, lazy and eager, and the floor. All take turns."""
+    """Rows of (prompt, masked positions): the lazy gate, the eager gate and the floor, measured in turns."""
     vocabulary = 3001 if quick else 126_464
     shapes = [(64, BLOCK), (64, BLOCK // 2), (64, BLOCK // 8)]
     shapes += [(128, BLOCK)] if quick else [(512, BLOCK), (2048, BLOCK)]
@@ -64,7 +64,7 @@ def _gate(logits: Tensor, mask: Tensor, *, everywhere: bool) -> Callable[[], obj
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """A line a row."""
+    """One line per row."""
     columns = ("subject", "prompt", "masked", "ms p50 (p20…p80)", "over floor")
     lines = [
         (

@@ -1,10 +1,10 @@
-"""Do the graders grade? Every reference answer of the four public sets, and as many that are wrong by design.
+"""Check the graders: every reference answer of the four public sets, and as many answers that are wrong by design.
 
 gold     the set's own solution
-spelled  its final answer, written as models write them (mathematics only)
-wrong    the final answer plus one; the reference program with what it returns changed
+spelled  its final answer, as models write it (mathematics only)
+wrong    the final answer plus one; the reference program with changed return values
 
-The programs once more in every way in which models write them (`styles.py`), right and wrong, by our reading.
+The programs are also graded in every style in which models write them (`styles.py`), right and wrong, by our reading.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tacg.records.rows import ResultRow
     from tacg.tasks import Problem, Task
 
-# Each set: its file under its authors' name, and the knobs that ask for all of it.
+# Each set: its file under its authors' name, and the knobs that select all of it.
 SETS: dict[str, tuple[str, dict[str, str]]] = {
     "gsm8k": ("gsm8k_test.json", {}),
     "math500": ("math500.json", {}),
@@ -39,7 +39,7 @@ CODE = ("humaneval", "mbpp")
 
 
 def measure(directory: Path, names: Sequence[str] = tuple(SETS), limit: int | None = None) -> Iterator[ResultRow]:
-    """A row for each set and kind of answer: how many are called right, by us and by the released code's reading."""
+    """One row per set and kind of answer: how many are graded as right, by us and by the released code."""
     for name in names:
         task = _task(directory, name)
         problems = list(task.problems(n=limit))
@@ -48,9 +48,9 @@ def measure(directory: Path, names: Sequence[str] = tuple(SETS), limit: int | No
 
 
 def measure_styles(directory: Path, names: Sequence[str] = CODE, limit: int | None = None) -> Iterator[ResultRow]:
-    """A row for each set of programs and way to write them: how many are called right, and how many wrong ones.
+    """One row per programming set and style: how many right and how many wrong programs are graded as right.
 
-    Answers in which we read the same program are run once: how it is fenced does not change it.
+    Answers in which we read the same program are run once, because fences do not change it.
     """
     for name in names:
         task = _task(directory, name)
@@ -72,7 +72,7 @@ def measure_styles(directory: Path, names: Sequence[str] = CODE, limit: int | No
 
 
 def _run(known: dict[Trial, bool], trials: Iterable[Trial]) -> None:
-    """Run what is not known yet."""
+    """Run the trials that have not been run yet."""
     new = [trial for trial in dict.fromkeys(trials) if trial not in known]
     with ThreadPoolExecutor(max_workers=2) as pool:
         known.update(zip(new, pool.map(lambda trial: all(run(trial).passed), new), strict=True))
@@ -86,7 +86,7 @@ def _task(directory: Path, name: str) -> Task:
 
 
 def _rates(task: Task, problems: list[Problem], write: Callable[[Problem], str], expected: bool) -> ResultRow:
-    """How many are called right, and which should have been called the other thing."""
+    """How many are graded as right, and which were graded unexpectedly."""
     began = time.perf_counter()
     with ThreadPoolExecutor(max_workers=2) as pool:
         grades = list(pool.map(lambda problem: task.grade(problem, write(problem)), problems))
@@ -103,7 +103,7 @@ def _rates(task: Task, problems: list[Problem], write: Callable[[Problem], str],
 
 
 def answers(name: str) -> dict[str, Callable[[Problem], str]]:
-    """How to write each kind of answer to a problem of this set."""
+    """Functions that write each kind of answer to a problem of this set."""
     gold: dict[str, Callable[[Problem], str]] = {"gold": lambda problem: problem.answer}
     if name in CODE:
         return gold | {"wrong": lambda problem: STYLES["fence with `python`"](program_of(problem, wrong=True))}
@@ -133,7 +133,7 @@ def _plus_one(problem: Problem) -> str:
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """One line for each kind of answer; one for each style, with a column for each set."""
+    """One line per kind of answer; one line per style, with one column per set."""
     plain = [row for row in rows if row["answers"] != "styles"]
     columns = ("set", "answers", "n", "called right", "by the released code", "seconds")
     names = ("task", "answers", "n", "correct", "strict")
@@ -142,7 +142,7 @@ def tables(rows: Sequence[ResultRow]) -> list[Table]:
 
 
 def style_table(rows: Sequence[ResultRow]) -> Table:
-    """How many right programs of each style are called right, and how many wrong ones."""
+    """How many right and how many wrong programs of each style are graded as right."""
     told = {(row["style"], row["task"]): row for row in rows if row["answers"] == "styles"}
     lines = []
     for style in dict.fromkeys(style for style, _ in told):

@@ -1,4 +1,4 @@
-"""What loading costs: peak resident memory over the size of a synthetic bfloat16 checkpoint, and the time it takes."""
+"""What loading costs: time, and peak resident memory relative to the size of a synthetic bfloat16 checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tacg.records.rows import ResultRow
 
-# Per gigabyte: the layers are what is multiplied.
+# Shapes per gigabyte; the number of layers is multiplied.
 SHAPES: dict[str, dict[str, Any]] = {
     "llada": {"d_model": 2048, "n_heads": 16, "n_kv_heads": 16, "mlp_hidden_size": 6144, "n_layers": 9},
     "llada2": {
@@ -32,7 +32,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "n_group": 8, "topk_group": 4, "num_hidden_layers": 7,
     },
 }  # fmt: skip
-# Run in a fresh process, so that nothing but the load is measured. Every page of the weights is touched.
+# Runs in a new process, so that only loading is measured. Every page of the weights is touched.
 CHILD = """
 import json, sys, time, torch, tacg, tacg.llm
 def memory(field):
@@ -47,7 +47,7 @@ print(json.dumps({"peak": memory("VmHWM") - before, "seconds": seconds}))
 
 
 def measure(gigabytes: float) -> Iterator[ResultRow]:
-    """A row a family."""
+    """One row per family."""
     for family in SHAPES:
         with tempfile.TemporaryDirectory(prefix="tacg-load-") as scratch:
             size = _write(Path(scratch), family, gigabytes)
@@ -60,7 +60,7 @@ def measure(gigabytes: float) -> Iterator[ResultRow]:
 
 
 def _write(directory: Path, family: str, gigabytes: float) -> int:
-    """A checkpoint in two shards; returns its size in bytes."""
+    """Write a checkpoint in two shards; returns its size in bytes."""
     layers = "n_layers" if family == "llada" else "num_hidden_layers"
     shape = SHAPES[family] | {layers: max(2, round(SHAPES[family][layers] * gigabytes))}
     write_checkpoint(directory, family=family)

@@ -1,4 +1,4 @@
-"""What a gated decode keeps: resident memory beyond that of the same steps without a gate, each in its own process."""
+"""The memory of a gated decode: resident memory beyond the same steps without a gate, each in its own process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 POSITIONS, VOCABULARY, WIDTH = 64, 126_464, 4096
 
-# Resident memory before and after steps of the gate whose logits exist already; buffers are there from steps before.
+# Resident memory before and after steps of the gate on existing logits; earlier steps have allocated the buffers.
 PROGRAM = """
 import contextlib, ctypes, json, sys
 import torch
@@ -59,7 +59,7 @@ print(json.dumps({"mb": whole, "mb_quarter": resident() - before}))
 
 
 def measure(*, quick: bool = False) -> Iterator[ResultRow]:
-    """A row a kind of memory, at LLaDA's shape."""
+    """One row per kind of memory, at LLaDA's shape."""
     positions, vocabulary, width = (16, 60_000, 256) if quick else (POSITIONS, VOCABULARY, WIDTH)
     for kind in ("fp32", "bf16", "hidden"):
         words = [sys.executable, "-c", PROGRAM, kind, *map(str, (positions, vocabulary, width))]
@@ -76,7 +76,7 @@ def measure(*, quick: bool = False) -> Iterator[ResultRow]:
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """A line a kind."""
+    """One line per kind."""
     columns = ("memory", "MB", "of an fp32 block", "MB with a quarter masked")
     lines = [
         (row["memory"], f"{row['mb']:.1f}", f"{row['over_fp32_block']:.2f}x", f"{row['mb_quarter_left']:.1f}")

@@ -1,7 +1,7 @@
-"""A hundred ways to write the answer to a problem of GSM8K or MATH: what each means, and what it must not be taken for.
+"""A hundred ways to write an answer to GSM8K or MATH: what each means, and what it must not be taken for.
 
-Beside the misreadings that are written down, every number is held against itself plus one, negated, and ten, a hundred
-and a thousand times as large.
+Besides the listed misreadings, every number is also compared with itself plus one, negated, and ten, a hundred and a
+thousand times as large.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tacg.records.rows import ResultRow
     from tacg.tasks import Task
 
-NO_NUMBER = "none"  # what an answer means that does not come down to one number
+NO_NUMBER = "none"  # the meaning of an answer that is not one number
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,14 @@ class Format:
     question: str = ""
 
     def grade(self, gold: str) -> Grade:
-        """The grade of the answer where `gold` is right."""
+        """The grade of the answer if `gold` is right."""
         task: Task = GSM8K() if self.task == "gsm8k" else Math500()
         solution = f"#### {gold}" if self.task == "gsm8k" else f"\\boxed{{{gold}}}"
         data = {"gold": gold, "question": self.question, "solution": solution}
         return task.grade(Problem("format", "", "", data), self.answer)
 
 
-# Answers to GSM8K: the answer, what it means, and numbers that a careless reader takes it for.
+# Answers to GSM8K: the answer, what it means, and numbers that a careless reader would take it for.
 NUMBERS: list[tuple[str, ...]] = [
     # digits
     ("The final answer is 18.", "18"),
@@ -130,7 +130,7 @@ NUMBERS: list[tuple[str, ...]] = [
     ("The answer is three quarters.", "3/4", "3"),
     ("The answer is negative seven.", "-7", "7"),
     ("The answer is eighteen (18).", "18"),
-    # sentences: what the numbers come to
+    # sentences: the final result of their numbers
     ("The answer is 5 + 3 = 8 eggs.", "8", "5", "3"),
     ("The answer is about 17.99, so 18.", "18", "17.99"),
     (r"The answer is $17.99 \approx 18$.", "18", "17.99"),
@@ -205,7 +205,7 @@ def _wrong(value: Fraction) -> list[str]:
 
 
 def measure() -> Iterator[ResultRow]:
-    """Rows for `tacg bench graders`: every format against what it means, and against everything that it does not."""
+    """Rows for `tacg bench graders`: every format against its meaning, and against everything it does not mean."""
     table = list(number_formats())
     for task in ("gsm8k", "math500"):
         mine = [each for each in table if each.task == task]
@@ -231,7 +231,7 @@ def _row(task: str, kind: str, pairs: list[tuple[Format, str]], expected: bool) 
 
 
 def format_lines() -> list[str]:
-    """One line of a Markdown table for each format: set, answer, what it means. docs/benchmarks.md shows them."""
+    """One line of a Markdown table per format: set, answer, meaning. Shown in docs/benchmarks.md."""
 
     def cell(text: str) -> str:
         return "`" + text.replace("\n", " ⏎ ").replace("`", "'").replace("|", "\\|") + "`"

@@ -1,9 +1,9 @@
-"""What the gate costs outside the model, next to plainer ways of doing it, in the same run.
+"""What the gate costs outside the model, compared with simpler implementations in the same run.
 
-copy      the logits of these positions copied: what this machine's memory can do
-floor     one `logsumexp` and one `lerp_` over the same positions: what knowing confidence and keeping an EMA takes
+copy      a copy of the logits of these positions: the memory speed of this machine
+floor     one `logsumexp` and one `lerp_` over the same positions: the minimum for confidence and an EMA
 naive32   the gate's formulas in plain float32 operations over the same positions
-naive64   the same in float64 over the whole sequence, prompt included: the shape of the released code
+naive64   the same in float64 over the whole sequence including the prompt, as in the released code
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ W, BETA = 0.3, 0.95
 
 
 class Steps:
-    """Logits of consecutive steps that are handed out in turn, and the ways to look at them."""
+    """Logits of consecutive steps, used in turn, and the implementations that read them."""
 
     def __init__(
         self, prompt: int, positions: int, vocabulary: int, batch: int = 1, dtype: torch.dtype = torch.float32
@@ -37,7 +37,7 @@ class Steps:
         generator = torch.Generator().manual_seed(0)
         self.prompt, self.positions, self.batch = prompt, positions, batch
         first = torch.randn(batch * positions, vocabulary, generator=generator)
-        # Confidences between 0.05 and 0.95, as in a decode under way.
+        # Confidences between 0.05 and 0.95, as in the middle of a decode.
         odds = torch.linspace(-3, 3, batch * positions)[torch.randperm(batch * positions, generator=generator)]
         place = torch.arange(batch * positions)
         first[place, place % vocabulary] = first.logsumexp(dim=1) + odds
@@ -50,7 +50,7 @@ class Steps:
         return self.frames[self.turn % 2]
 
     def gate(self, spec: str, memory: str = "fp32") -> Callable[[], object]:
-        """Our gate: scan, decide, follow; every position stays masked, so that every step costs the same."""
+        """Our gate: scan, decide, follow. Every position stays masked, so that every step costs the same."""
         policy = get_policy(spec, threshold=1.0, tau_floor=0.3, m_base=9, k_extra=2)
         trajectories = Trajectories(self.batch, self.positions, kind=memory)
         trajectories.state = policy.start(self.batch, self.positions, torch.device("cpu"))
@@ -67,7 +67,7 @@ class Steps:
         return step
 
     def copy(self) -> Callable[[], object]:
-        """Read once, write once."""
+        """One read and one write."""
         target = torch.empty_like(self.frames[0])
         return lambda: target.copy_(self.next())
 
@@ -104,7 +104,7 @@ class Steps:
 
 
 def measure(*, quick: bool = False, rounds: int = 15) -> Iterator[ResultRow]:
-    """A row a subject and shape: against all baselines at LLaDA's shape, then growth against the floor."""
+    """One row per subject and shape: all baselines at LLaDA's shape, then growth relative to the floor."""
     if quick:
         yield from _row(Steps(8, 8, 3001), ("tacg", "tacg+klass"), 3, naive=True)
         return
@@ -119,11 +119,11 @@ def _row(steps: Steps, specs: Sequence[str], rounds: int, *, naive: bool = False
     runners: dict[str, Callable[[], object]] = {"copy": steps.copy(), "floor": steps.floor()}
     runners |= {spec: steps.gate(spec) for spec in specs}
     times = race(runners, rounds)
-    if naive:  # after the others: a second of float64 leaves a machine behind on which the next one starts cold
+    if naive:  # last, because a second of float64 leaves cold caches for the next runner
         slow = {"naive32": steps.naive(torch.float32, whole=False), "naive64": steps.naive(torch.float64, whole=True)}
         times |= race(slow, rounds)
-    memory = 2 * steps.frames[0].nbytes / times["copy"][1]  # bytes a second
-    # What cannot be avoided: logits are read, the reference is read and written.
+    memory = 2 * steps.frames[0].nbytes / times["copy"][1]  # bytes per second
+    # The minimum memory traffic: logits are read, the reference is read and written.
     least = (steps.frames[0].nbytes + 8 * steps.frames[0].numel()) / memory
     for name, (low, middle, high) in times.items():
         yield {
@@ -136,7 +136,7 @@ def _row(steps: Steps, specs: Sequence[str], rounds: int, *, naive: bool = False
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """A line a row."""
+    """One line per row."""
     columns = ("subject", "batch x positions", "vocabulary", "logits", "ms p50 (p20…p80)", "over floor", "over memory")
     lines = [
         (

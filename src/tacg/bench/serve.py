@@ -1,7 +1,7 @@
-"""The server under load, on this machine's loopback: latency, tokens a second, and whether every answer is right.
+"""The server under load on this machine's loopback: latency, tokens per second, and whether every answer is right.
 
-engine  the same requests given to the engine directly, in one batch of as many rows as the server has; in the same run
-alone   each request decoded by itself: what its answer must be, to the letter
+engine  the same requests given directly to the engine, in one batch of as many rows as the server has, in the same run
+alone   each request decoded alone: the server's answer must be identical
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from tacg.llm import LLM
     from tacg.records.rows import ResultRow
 
-ROWS = 32  # of the server, and of the engine that it is compared with
+ROWS = 32  # of the server, and of the engine it is compared with
 LENGTHS = (16, 32, 64, 96)  # positions to generate, in turn
 
 
 @dataclass(frozen=True)
 class ClientAnswer:
-    """What a client got: a status, a text, how many tokens, and after how many seconds."""
+    """A client's result: a status, a text, the number of tokens, and the seconds it took."""
 
     status: int
     text: str
@@ -48,11 +48,11 @@ class ClientAnswer:
 
 
 def measure(llm: LLM, model: str, clients: Sequence[int], requests: int, policy: str = "tacg") -> Iterator[ResultRow]:
-    """A row for each number of clients: all requests, each client sending its next as soon as it has an answer."""
+    """One row per number of clients: each client sends its next request as soon as it has an answer."""
     asked = workload(llm, requests)
     made = [_request(prompt, policy, length) for prompt, length in asked]
     expected = [llm.text(Engine(llm.model, 1).generate([each])[0].tokens) for each in made]
-    Engine(llm.model, ROWS).generate(made[:ROWS])  # warm
+    Engine(llm.model, ROWS).generate(made[:ROWS])  # warm-up
     began = time.perf_counter()
     outputs = Engine(llm.model, ROWS).generate(made)
     offline = sum(len(output.tokens) for output in outputs) / (time.perf_counter() - began)
@@ -62,7 +62,7 @@ def measure(llm: LLM, model: str, clients: Sequence[int], requests: int, policy:
     ]
     for count in clients:
         with served(model) as url:
-            asyncio.run(_load(url, bodies[:ROWS], ROWS))  # warm
+            asyncio.run(_load(url, bodies[:ROWS], ROWS))  # warm-up
             began = time.perf_counter()
             answers = asyncio.run(_load(url, bodies, count))
             seconds = time.perf_counter() - began
@@ -93,7 +93,7 @@ def _request(prompt: tuple[int, ...], policy: str, length: int) -> Request:
 
 @contextlib.contextmanager
 def served(model: str) -> Iterator[str]:
-    """`tacg serve` in a process of its own; its address."""
+    """Run `tacg serve` in its own process; yields its address."""
     process, url = start(model)
     with process:
         try:
@@ -104,7 +104,7 @@ def served(model: str) -> Iterator[str]:
 
 
 def start(model: str, port: int = 0) -> tuple[subprocess.Popen[str], str]:
-    """The process, on this machine's loopback, and its address."""
+    """The server process, on this machine's loopback, and its address."""
     words = [sys.executable, "-m", "tacg", "serve", "--model", model, "--max-rows", str(ROWS), "--json"]
     words += ["--host", "127.0.0.1", "--port", str(port)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -117,14 +117,14 @@ def start(model: str, port: int = 0) -> tuple[subprocess.Popen[str], str]:
 
 
 async def _load(url: str, bodies: Sequence[dict[str, Any]], clients: int) -> list[ClientAnswer]:
-    """The answers to all requests, in their order."""
+    """The answers to all requests, in order."""
     where = urlsplit(url)
     answers: dict[int, ClientAnswer] = {}
     left = iter(enumerate(bodies))
 
     async def client() -> None:
         reader, writer = await asyncio.open_connection(where.hostname, where.port)
-        for number, body in left:  # shared: whoever is free takes the next
+        for number, body in left:  # shared: an idle client takes the next request
             answers[number] = await _ask(reader, writer, where.netloc, body)
         writer.close()
 

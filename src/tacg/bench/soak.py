@@ -1,9 +1,9 @@
-"""The server for a long time, on this machine's loopback, among clients of every kind. Is every answer right, and does
-anything grow?
+"""A long run of the server on this machine's loopback, with clients of every kind. Is every answer right, and does
+memory or any other resource grow?
 
-Clients ask, whole or in a stream, read slowly, leave half way, send what is no request; half way through the server is
-told to stop and is started again, at the same place, while all of that goes on. What each answer must be is decoded
-before, without a server.
+Clients send requests, whole or streamed, read slowly, disconnect halfway, or send invalid requests. Halfway through,
+the server is stopped and started again on the same port while the clients go on. The expected answers are decoded
+beforehand, without a server.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     from tacg.llm import LLM
     from tacg.records.rows import ResultRow
 
-CLIENTS, MOST = 12, 200_000  # who ask at once; requests in all, however long it takes
+CLIENTS, MOST = 12, 200_000  # concurrent clients; maximum number of requests
 FAULTS = ("disconnect", "cancel", "slow_reader", "bad_body", "cut_body", "half_open")
-SHARE = 0.35  # of what clients do is a fault
-PATIENCE = 120.0  # seconds for one answer
+SHARE = 0.35  # share of client actions that are faults
+PATIENCE = 120.0  # seconds to wait for one answer
 LEAVING = 503
 
 
 @dataclass
 class Life:
-    """One run of the server, and what was seen of it."""
+    """One run of the server, and what was observed."""
 
     process: subprocess.Popen[str]
     requests: int = 0
     right: int = 0
     different: int = 0
-    broken: int = 0  # connections that ended, though nobody had told the server to stop
-    interrupted: int = 0  # requests that met the restart: refused, or ended with an error that says so
+    broken: int = 0  # connections that ended although the server was not told to stop
+    interrupted: int = 0  # requests hit by the restart: refused, or ended with an error that says so
     statuses: Counter[int] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
     samples: list[tuple[float, int, int]] = field(default_factory=list)  # MB resident, descriptors, threads
@@ -57,7 +57,7 @@ class Life:
     rows_left: int = -1
 
     def sample(self) -> None:
-        """Look at the process from outside."""
+        """Sample the process's resources from outside."""
         there = Path(f"/proc/{self.process.pid}")
         with contextlib.suppress(OSError, StopIteration):  # it may be ending
             facts = dict(line.split(":", 1) for line in (there / "status").read_text().splitlines())
@@ -65,7 +65,7 @@ class Life:
             self.samples.append((resident, len(list((there / "fd").iterdir())), int(facts["Threads"])))
 
     def growth(self) -> dict[str, float]:
-        """Medians under load: of a fifth of the time after the start's own growth, and of the last fifth."""
+        """Medians under load: of the second fifth of the time, after the initial growth, and of the last fifth."""
         if len(self.samples) < 10:
             raise TacgError(f"The soak must go on for longer: {len(self.samples)} looks at the server are too few.")
         fifth = len(self.samples) // 5
@@ -77,7 +77,7 @@ class Life:
         return found
 
     def row(self) -> ResultRow:
-        """What it came to."""
+        """The summary row."""
         return {
             "requests": self.requests, "right": self.right, "different": self.different,
             "faults": self.faults.total(), **{name: self.faults[name] for name in FAULTS},
@@ -90,7 +90,7 @@ class Life:
 def measure(
     llm: LLM, model: str, minutes: float, clients: int = CLIENTS, asks: Sequence[ClientRequest] = (), seed: int = 0
 ) -> Iterator[ResultRow]:
-    """A row for the server before its restart, and one for it afterwards."""
+    """One row for the server before its restart, and one for after it."""
     if not Path("/proc/self/fd").is_dir():
         raise TacgError("A soak looks at the server through /proc, which this system does not have; run it on Linux.")
     soak = Soak(model, asks or workload(llm, seed=seed), minutes * 60, seed)
@@ -101,7 +101,7 @@ def measure(
 
 
 class Soak:
-    """Everything that goes on at once."""
+    """The server, the clients and the observer, all running at once."""
 
     def __init__(self, model: str, asks: Sequence[ClientRequest], seconds: float, seed: int) -> None:
         self._model, self._asks, self._seconds, self._seed = model, asks, seconds, seed
@@ -111,7 +111,7 @@ class Soak:
         self.lives: list[Life] = []
 
     async def run(self, clients: int) -> None:
-        """From the first start to the last exit."""
+        """Run from the first start to the last exit."""
         try:
             await self._start()
             looks = asyncio.create_task(self._look())
@@ -127,7 +127,7 @@ class Soak:
             await self._end()
         finally:
             for life in self.lives:
-                with life.process:  # closes its pipe, too
+                with life.process:  # also closes its pipe
                     if life.process.poll() is None:
                         life.process.kill()
 
@@ -153,7 +153,7 @@ class Soak:
             await asyncio.sleep(min(2.0, self._seconds / 60))
 
     async def _rows_left(self) -> int:
-        """Rows that are still decoded when everybody is gone; a moment later."""
+        """Rows that are still being decoded shortly after all clients are gone."""
         left = -1
         for _ in range(100):
             async with ClientConnection(self._port) as line:
@@ -183,7 +183,7 @@ class Soak:
                 life.interrupted += 1
                 await self._up.wait()
             if life.leaving:
-                await asyncio.sleep(0.2)  # and knock again
+                await asyncio.sleep(0.2)  # then try again
 
     async def _visit(
         self, life: Life, line: ClientConnection, ask: ClientRequest, fault: str, chance: random.Random
@@ -217,14 +217,14 @@ class Soak:
 
 
 def passed(rows: Sequence[ResultRow]) -> bool:
-    """Whether nothing was wrong and nothing was lost. Growth is for a reader to judge."""
+    """Whether no answer was wrong or lost. Growth is left to the reader to judge."""
     return not any(
         row[name] for row in rows for name in ("different", "status_5xx", "broken", "exit_code")
     ) and not rows[-1]["rows_left"]  # fmt: skip
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """A line for each life of the server."""
+    """One line per run of the server."""
     columns = (
         "life", "requests", "right", "different", "faults", "5xx", "broken", "at the restart", "exit",
         "MB (growth)", "descriptors", "threads",

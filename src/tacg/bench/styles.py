@@ -1,7 +1,7 @@
-"""Ways in which models write programs: each turns a reference solution into an answer that is as right as it was.
+"""The styles in which models write programs: each turns a reference solution into an equally correct answer.
 
-A style gets the program with a tail, which is empty, or else changes what its functions return: the same answer, but
-wrong. A style must leave the tail last.
+A style gets the program with a tail, which is empty or changes the functions' return values: the same answer, but
+wrong. A style must keep the tail last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Style = Callable[["Program"], str]
 
-# Put behind a program: the same functions, returning something else of the same kind.
+# Appended to a program: the same functions with other return values of the same type.
 CHANGED = """
 
 def _other(value):
@@ -55,8 +55,8 @@ class Program:
 
     code   its source
     names  the functions and classes that tests use
-    tail   what comes last
-    body   the function without its head, for a set that shows the head
+    tail   code that comes last
+    body   the function without its head, for a set that gives the head
     """
 
     code: str
@@ -66,16 +66,16 @@ class Program:
 
     @property
     def whole(self) -> str:
-        """The source and what comes last."""
+        """The source and the tail."""
         return self.code + self.tail
 
     @property
     def hidden(self) -> str:
-        """The source with `plain_f` for each of its names f."""
+        """The source with each name f replaced by `plain_f`."""
         return ast.unparse(_Hidden(self.names).visit(ast.parse(self.code)))
 
     def wrapped(self, before: str, each: str) -> str:
-        """The hidden source, and for each name some code that makes it of the hidden one."""
+        """The hidden source, and for each name some code that defines it from the hidden one."""
         return f"{before}{self.hidden}\n" + "".join(each.replace("NAME", name) for name in self.names) + self.tail
 
 
@@ -91,7 +91,7 @@ class _Hidden(ast.NodeTransformer):
 
 
 def program_of(problem: Problem, *, wrong: bool = False) -> Program:
-    """The reference solution of a problem, perhaps with its returns changed."""
+    """The reference solution of a problem, optionally with changed return values."""
     names = tuple(problem.data["functions"]) if "functions" in problem.data else (problem.data["function"],)
     code = problem.answer.removeprefix("```python\n").removesuffix("```")
     tail = CHANGED + "\n" + "".join(f"_mutate({name!r})\n" for name in names)
@@ -105,7 +105,7 @@ def block(source: str, mark: str = "```", info: str = "python") -> str:
 
 
 def _pattern(before: str = "", each: str = "") -> Style:
-    """Code before the hidden program, and code that makes each name."""
+    """Code before the hidden program, and code that defines each name."""
     return lambda program: block(program.wrapped(before, each))
 
 
@@ -115,7 +115,7 @@ def _around(before: str, after: str) -> Style:
 
 
 def _relaid(unit: str) -> Style:
-    """Indented by something else than four spaces."""
+    """Indented by something other than four spaces."""
 
     def written(program: Program) -> str:
         code = ast.unparse(ast.parse(program.whole))
@@ -247,5 +247,5 @@ def _tabs(found: Any) -> str:
 
 
 def styles_of(task: str) -> dict[str, Style]:
-    """The styles that make sense for a set: a body needs a head, and marks need a prompt that has them."""
+    """The styles that fit a set: a body needs a head, and marks need a prompt that has them."""
     return STYLES | {"humaneval": BODIES, "mbpp": MARKED}[task]

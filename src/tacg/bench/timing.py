@@ -1,4 +1,4 @@
-"""How long something takes, again and again."""
+"""Measure how long something takes, repeatedly."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Name = TypeVar("Name", str, tuple[str, int, int])
 
 
 def race(runners: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name, list[float]]:
-    """Seconds of every runner, [p20, p50, p80]. They take turns, so that a slow moment of the machine hits all."""
+    """Seconds of every runner, [p20, p50, p80]. They take turns, so a slow moment of the machine affects all."""
     times: dict[Name, list[float]] = {name: [] for name in runners}
     for _ in range(2):
         for run in runners.values():
-            run()  # warm: memory is touched, code is loaded
+            run()  # warm-up: memory is touched, code is loaded
     for _ in range(max(rounds, 3)):
         for name, run in runners.items():
             began = time.perf_counter()

@@ -100,7 +100,7 @@ class Batch:
         self.trajectories.state = self.policy.start(0, 0, device)
         self.plan: Plan | None = None
         self.view: StepView | None = None
-        self.cut = False  # whether the policy has ever cut a forward short
+        self.cut = False  # whether the last decision set a `reach`
 
         # Needed by few requests only.
         self.constrained: Constrained | None = None

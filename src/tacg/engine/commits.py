@@ -35,7 +35,7 @@ def resolve_commits(signals: Signals, decision: Decision) -> Tensor:
         reason = reason.masked_fill(_revisable(signals, decision.edit), int(Reason.EDIT))
     if decision.remask is not None:
         remask = _revisable(signals, decision.remask)
-        # Re-masking is dropped in the last step, and where a row would neither gain commits nor keep a step for each
+        # No re-masking in a row's last step, or if the row would neither gain commits nor have a step left for each
         # mask.
         gain = ((reason > 0) & signals.eligible).sum(dim=1) - remask.sum(dim=1)
         left = signals.steps - signals.step - 1

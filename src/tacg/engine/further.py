@@ -61,7 +61,7 @@ def drawn_proposals(batch: Batch, logits: Tensor) -> Tensor:
 
 def _uniform(batch: Batch, first: int, draws: int) -> Tensor:
     boards = batch.boards
-    count = boards.block * (1 << 32) + boards.step  # unique per row
+    count = boards.block * (1 << 32) + boards.step  # never repeats within a row
     return uniform(boards.seed, count, batch.length, first, draws)
 
 

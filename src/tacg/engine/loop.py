@@ -196,8 +196,8 @@ class Engine:
         self._batches = {key: batch for key, batch in self._batches.items() if batch.live()}
 
     def _forward(self, batches: list[Batch]) -> list[tuple[Tensor, Hidden | None]]:
-        """Call the model once for all rows of all batches, with logits only where they are scanned. No other place
-        calls the model, so forwards are counted only here."""
+        """Call the model once for all rows of all batches, with logits only where they are scanned. The engine
+        calls the model nowhere else, so forwards are counted only here."""
         if not batches:
             return []
         inputs = [batch.forward_input() for batch in batches]

@@ -23,8 +23,7 @@ class Lopa(Policy):
 
     The i-th of `branches` writes the i-th surest remaining position. The branch whose remaining masks are surest is
     kept: its token stays, and its logits are used in the next step. The anchor, which writes nothing more, competes
-    too, so a step costs `branches` + 1 forwards. With `add`, several blocks are open at once, as in D2F (the authors'
-    host).
+    too: a step costs `branches` + 1 forwards. With `add`, several blocks are open at once, as in the authors' host D2F.
     """
 
     name: ClassVar[str] = "lopa"

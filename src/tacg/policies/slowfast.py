@@ -22,9 +22,8 @@ class SlowFast(Policy):
 
     A cycle begins where the last one ended. Each of its `k` slow steps estimates its end, the last position that
     reaches `low`. Two consecutive estimates that differ by at most one settle the end; otherwise it is the mean of the
-    last two. Slow steps commit anywhere in the block, fast ones only before the end. Both commit all positions that
-    reach `threshold` if there are at least two, otherwise the surest. From the second fast step on, positions after
-    the end are left out of the forward.
+    last two. Slow steps commit anywhere in the block, fast ones only before the end: all positions above `threshold` if
+    there are at least two, otherwise the surest. From the second fast step on, forwards leave out what follows the end.
     """
 
     name: ClassVar[str] = "slowfast"

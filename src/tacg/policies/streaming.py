@@ -24,8 +24,7 @@ class Streaming(Policy):
     step it is τ.
 
     The authors cache the prefix (`cache=prefix`) and end the answer at a block that holds an EOS, as `early_stop` does.
-    In a canvas, text given after the block is kept too. Block-causal models compute no suffix at all, but r still
-    counts it.
+    In a canvas, text given after the block is kept too. Block-causal models compute no suffix, but r still counts it.
     """
 
     name: ClassVar[str] = "streaming"

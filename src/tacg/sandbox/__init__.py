@@ -1,4 +1,4 @@
-"""Where model-written code runs: what it may do there is said in `trial.py`."""
+"""The sandbox in which model-written code runs; `trial.py` describes what the code may do there."""
 
 from tacg.sandbox.trial import LEVELS, ResourceLimits, Trial, Verdict, level, probe, refuse_weaker, run, wanted
 

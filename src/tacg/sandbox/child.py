@@ -1,14 +1,14 @@
-"""The other side of the sandbox: a program of its own, started by `trial.py` with nothing but pipes.
+"""The inner side of the sandbox: a separate program, started by `trial.py` with only pipes open.
 
     child ── server ── warden ─┬─ judge     holds the tests and what they expect; never runs the answer
-                               └─ worker    runs the answer; knows nothing but the answer's own source
+                               └─ worker    runs the answer; knows only the answer's own source
 
-The child makes namespaces and an empty root, once (`walls.py`); the server forks a warden for each job. The worker is
-forked before the judge reads the job, so that no test is in its memory. A test that calls a function of the answer
-sends the arguments over a pipe, and what comes back is plain data (`wire.py`): there is nothing in the judge's process
-that an answer could patch, print to or leave. The warden keeps the time and ends whatever is left.
+The child sets up namespaces and an empty root once (`walls.py`); the server forks a warden for each job. The worker is
+forked before the judge reads the job, so no test is in its memory. A test that calls a function of the answer sends
+the arguments over a pipe, and the reply is plain data (`wire.py`): an answer has nothing of the judge's process to
+patch, to print to or to exit. The warden keeps the time and kills whatever is left.
 
-Only the standard library is used, and nothing of this package but the neighbours: this file is run by its path.
+Only the standard library and the neighbouring modules are used, because this file is run by its path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-if not __package__:  # our neighbours are found, but the package's own start, which would bring torch, is not run
+if not __package__:  # find our neighbours without importing the package itself, which would load torch
     for place in (Path(__file__).parent.parent, Path(__file__).parent):
         package = types.ModuleType("tacg.sandbox" if place.name == "sandbox" else "tacg")
         package.__path__ = [str(place)]
@@ -57,25 +57,25 @@ from tacg.sandbox.walls import (
 from tacg.sandbox.wire import receive, send
 from tacg.sandbox.worker import work
 
-# What answers import often: loaded once, shared by every fork.
+# Modules that answers often import: loaded once, shared by every fork.
 COMMON = "re string itertools functools collections heapq bisect operator statistics copy datetime typing"
 COMMON += " hashlib cmath array dataclasses enum abc queue textwrap unicodedata calendar types numbers"
 
-NO_MORE = 3  # exit status of a judge that found no job
+NO_MORE = 3  # exit status of a judge that got no job
 
 
 # --- the warden: one job ---------------------------------------------------------------------------------------------
 
 
 def warden(limits: dict[str, int], isolated: bool, user: int) -> int:
-    """Wait for a job, see it through within its time, report; exit status for the server."""
+    """Wait for a job, run it within its time and report; returns the exit status for the server."""
     room = fresh_room(limits, isolated, user)
     calls, replies, verdicts, gate = (os.pipe() for _ in range(4))
     judging = os.fork()
     if judging == 0:
         child(lambda: judge_side(limits, user + 1, gate[0], replies[0], calls[1], verdicts[1]))
     if isolated:
-        call("unshare", NEWPID)  # the next fork lives in a world of processes of its own
+        call("unshare", NEWPID)  # the next fork lives in its own process namespace
     working = os.fork()
     if working == 0:
         child(lambda: worker_side(limits, user, room, calls[0], replies[1]))
@@ -97,7 +97,7 @@ def warden(limits: dict[str, int], isolated: bool, user: int) -> int:
 
 
 def fresh_room(limits: dict[str, int], isolated: bool, user: int) -> str:
-    """An empty directory that is gone with its job."""
+    """An empty directory that disappears with its job."""
     if isolated:
         call("unshare", NEWNS | NEWIPC)
         owner = f"uid={user},gid={user}," if os.geteuid() == 0 else ""
@@ -120,7 +120,7 @@ def worker_side(limits: dict[str, int], user: int, room: str, inbox: int, outbox
 
 
 def judge_side(limits: dict[str, int], user: int, gate: int, inbox: int, outbox: int, verdict: int) -> int:
-    """Become the judge: once the warden has seen a job arrive, read it and try the answer on it."""
+    """Become the judge: after the warden has seen a job arrive, read it and test the answer."""
     keep_only(0, gate, inbox, outbox, verdict)
     os.read(gate, 1)
     try:
@@ -128,8 +128,8 @@ def judge_side(limits: dict[str, int], user: int, gate: int, inbox: int, outbox:
     except EOFError:
         return NO_MORE
     keep_only(inbox, outbox, verdict)
-    drop(limits, user)  # the same seconds as the answer: a huge value may keep us busy, but not for long
-    random.seed(0)  # some tests draw their inputs: every answer gets the same ones
+    drop(limits, user)  # the same limit as the answer: a huge value may keep the judge busy, but not for long
+    random.seed(0)  # some tests draw random inputs: every answer gets the same ones
     send(verdict, judge(job, inbox, outbox, limits["output"]))
     return 0
 
@@ -145,7 +145,7 @@ def hear(verdict: int, seconds: float, most: int) -> tuple[Any, bool]:
 
 
 def sweep(working: int, room: str) -> None:
-    """Without a process namespace: end the worker's group, then orphans, which come to us, until none is left."""
+    """Without a process namespace: kill the worker's group, then its orphans (now our children), until none is left."""
     for _ in range(1000):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(working, signal.SIGKILL)
@@ -166,14 +166,14 @@ def sweep(working: int, room: str) -> None:
 
 
 def serve(limits: dict[str, int], isolated: bool, user: int) -> int:
-    """Fork a warden for each job, one after the other, until the jobs end."""
+    """Fork a warden for each job in turn, until there are no more jobs."""
     while True:
         process = os.fork()
         if process == 0:
             if not isolated and sys.platform == "linux":
                 call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             child(lambda: warden(limits, isolated, user))
-        while True:  # as the first process of a namespace, we also bury other people's orphans
+        while True:  # as the first process of a namespace, we also reap orphans
             ended, status = os.wait()
             if ended == process:
                 break
@@ -183,11 +183,11 @@ def serve(limits: dict[str, int], isolated: bool, user: int) -> int:
 
 
 def main() -> int:
-    """Isolate as far as told, say how it went, serve."""
+    """Isolate as requested, report whether that worked, and serve."""
     limits, isolated = json.loads(sys.argv[1]), sys.argv[2] == "namespaces"
     for name in COMMON.split():
         importlib.import_module(name)
-    sys.set_int_max_str_digits(0)  # a number may be as long as time and memory allow, printed or not
+    sys.set_int_max_str_digits(0)  # integers may be as long as time and memory allow, even when printed
     try:
         user = spare_user()
         rehearse(limits, user, isolated)

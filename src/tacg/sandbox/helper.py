@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Helper:
-    """One child. It starts with no descriptor but its pipes, in a session of its own, so that Ctrl-C is ours alone."""
+    """One child. It starts with only its pipes open and in its own session, so that Ctrl-C does not reach it."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str] | None = None, cwd: str | None = None) -> None:
         self.process = subprocess.Popen(
@@ -27,20 +27,20 @@ class Helper:
         )  # fmt: skip
 
     def hear(self, seconds: float) -> Any:
-        """The next thing it says; EOFError if it is gone, TimeoutError if it says nothing for so long."""
+        """The next message; EOFError if the child is gone, TimeoutError if it is silent for this long."""
         assert self.process.stdout is not None
         if not select.select([self.process.stdout], [], [], seconds)[0]:
             raise TimeoutError
         return receive(self.process.stdout.fileno())
 
     def ask(self, question: Any, seconds: float) -> Any:
-        """Say something, hear the answer."""
+        """Send a question and wait for the answer."""
         assert self.process.stdin is not None
         send(self.process.stdin.fileno(), question)
         return self.hear(seconds)
 
     def close(self) -> None:
-        """End it: nothing more to do tells it to tidy up; if it is busy, it is not asked."""
+        """End the child: closing its input makes it clean up; if it is busy, it is killed."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.close()
@@ -53,7 +53,7 @@ class Helper:
 
 
 class Helpers:
-    """Helpers that wait for work, by kind: as many as there are threads that ask at once. Each is started once."""
+    """Idle helpers by kind, as many as there are threads that ask at once. Each is started once."""
 
     def __init__(self, start: Callable[[Any], Helper]) -> None:
         self.start = start
@@ -61,11 +61,11 @@ class Helpers:
         self._lock = threading.Lock()
         atexit.register(self.close)
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._idle.clear)  # a fork starts its own: two cannot share a pipe
+            os.register_at_fork(after_in_child=self._idle.clear)  # a fork cannot share our pipes
 
     @contextlib.contextmanager
     def borrow(self, kind: Hashable) -> Iterator[Helper]:
-        """A helper for one question. One that was interrupted is ended, for its answer would come too late."""
+        """A helper for one question. If interrupted, it is ended, because its answer would come too late."""
         with self._lock:
             idle = self._idle.setdefault(kind, [])
             helper = idle.pop() if idle else None
@@ -81,7 +81,7 @@ class Helpers:
             self._idle.setdefault(kind, []).append(helper)
 
     def close(self) -> None:
-        """End all that wait."""
+        """End all idle helpers."""
         with self._lock:
             helpers = [helper for idle in self._idle.values() for helper in idle]
             self._idle.clear()

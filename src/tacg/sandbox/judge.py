@@ -1,6 +1,6 @@
-"""The judge of the sandbox: the process that holds the tests and what they expect, and never runs the answer.
+"""The sandbox's judge: the process that holds the tests and the expected results, and never runs the answer.
 
-Only the standard library is used, and nothing of this package but the neighbours: see `child.py`.
+Only the standard library and the neighbouring modules are used: see `child.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tacg.sandbox.wire import brief_error, pack, receive, send, unpack
 
 
 class AnswerProxy:
-    """In the judge: a name of the answer's. Calling it calls the worker."""
+    """In the judge: a name defined by the answer. Calling it calls the worker."""
 
     def __init__(self, path: str, inbox: int, outbox: int, most: int) -> None:
         self._path, self._inbox, self._outbox, self._most = path, inbox, outbox, most
@@ -31,7 +31,7 @@ class AnswerProxy:
 
 
 def understand(reply: Any) -> Any:
-    """The value of a reply, or the error that it tells of: the built-in one, so that a test may expect it."""
+    """The value of a reply, or raise its error as the built-in type, so that a test may expect it."""
     if "error" not in reply:
         return unpack(reply["value"])
     raise _error(reply["error"], f"the answer raises {reply['error'][0]}: {reply['text']}")
@@ -41,16 +41,16 @@ def _error(kinds: list[str], text: str) -> Exception:
     for name in kinds:
         kind = getattr(builtins, str(name), None)
         if isinstance(kind, type) and issubclass(kind, Exception):
-            with contextlib.suppress(TypeError):  # a few want more than a text; what they derive from does not
+            with contextlib.suppress(TypeError):  # a few need more arguments; their base classes do not
                 return kind(text)
     return RuntimeError(text)
 
 
 def judge(job: dict[str, Any], inbox: int, outbox: int, most: int) -> dict[str, Any]:
-    """Run each test; says which pass and, for the first that does not, why.
+    """Run each test; reports which pass and why the first one failed.
 
-    A test's names are its own, the setup's, built-in ones, modules of the standard library (unless the job says not
-    to), and for the rest the answer's.
+    A test's names are its own, the setup's, built-in ones, modules of the standard library (unless the job disables
+    this), and otherwise the answer's.
     """
     send(outbox, job["answer"])
     passed = [False] * len(job["tests"])
@@ -62,7 +62,7 @@ def judge(job: dict[str, Any], inbox: int, outbox: int, most: int) -> dict[str, 
             if name in job["functions"] or not (name in space or hasattr(builtins, name)):
                 stdlib = job["modules"] and name not in job["functions"] and name in sys.stdlib_module_names
                 space[name] = importlib.import_module(name) if stdlib else AnswerProxy(name, inbox, outbox, most)
-    except BaseException as error:  # a setup may raise anything, and no error may look like a pass
+    except BaseException as error:  # a setup may raise anything, and no error may count as a pass
         return {"passed": passed, "why": _why(error)}
     why = ""
     for number, test in enumerate(job["tests"]):

@@ -1,25 +1,25 @@
-"""Run model-written Python where it can do no harm, and judge it where it cannot lie.
+"""Run model-written Python where it can do no harm, and judge it where it cannot cheat.
 
-What isolation there is depends on the machine (`level`):
+The isolation depends on the machine (`level`):
 
-namespaces  Linux with namespaces and a filter of system calls, as root or as a user who may make them. The answer runs
-            as nobody, in a root of its own that holds Python's standard library and nothing else, without network,
-            environment, descriptors, or sight of any other process; limits on processor time, memory, files, processes
-            and the whole duration; when its time is up, everything it started ends with it, and what could outlive it
-            (keys, shared memory, queues) is denied (`walls.py`).
-process     Elsewhere: a process of its own with the same limits and no environment or descriptors. It can read what
-            its user can read and, but for Linux's filter, reach the network; as root it becomes nobody first.
+namespaces  Linux with namespaces and a system call filter, as root or as a user who may create them. The answer runs
+            as nobody, in its own root that holds only Python's standard library, without network, environment,
+            descriptors, or a view of other processes. Processor time, memory, files, processes and total time are
+            limited. When the time is up, everything it started ends with it, and what could outlive it (keys, shared
+            memory, queues) is denied (`walls.py`).
+process     Elsewhere: a separate process with the same limits and no environment or descriptors. It can read what
+            its user can read and, except for Linux's filter, reach the network; as root it becomes nobody first.
 none        No POSIX: nothing is run.
 
-Model-written code is run with `namespaces` or not at all, unless the owner of the machine says otherwise,
-TACG_ISOLATION=process, or a task does: pocket-code, which is there to try decoders anywhere with the built-in model, is
-content with `process` where there is no more.
+Model-written code is run with `namespaces` or not at all, unless the owner of the machine sets
+TACG_ISOLATION=process, or the task allows it: pocket-code, which is for trying decoders anywhere with the built-in
+model, accepts `process` if there is nothing better.
 
-On either level the verdict is out of the answer's reach: tests run in another process (`child.py`), and all that
-an answer can do is return plain data. Hence also what tests cannot see: a change that an answer makes to its arguments,
-the identity of objects, a comparison that its own classes define. What remains possible is to be right for the wrong
-reason, such as a table of the expected values; to use `processes` times `memory` for as long as the clock runs; and
-holes in the kernel, which a virtual machine would keep out and this does not.
+At either level the answer cannot reach the verdict: tests run in another process (`child.py`), and an answer can only
+return plain data. So tests cannot see some things: changes that an answer makes to its arguments, the identity of
+objects, comparisons defined by its own classes. What remains possible: to be right for the wrong reason, such as a
+table of expected values; to use `processes` times `memory` for as long as the clock runs; and to exploit holes in the
+kernel, which only a virtual machine would prevent.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ LEVELS = {
     "none": "model-written code cannot be run here",
 }
 ASKED = "TACG_ISOLATION"
-PATIENCE = 30  # seconds a child may take beyond a job's time before we give it up
+PATIENCE = 30  # seconds that a child may take beyond a job's time before it is given up
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """What an answer may use: seconds of processor and clock, bytes of memory (a process), of files, of a reply.
+    """What an answer may use: seconds of CPU and wall time, bytes of memory (per process), of files, of a reply.
 
-    The tests' process has the same, so that no value keeps it busy for longer.
+    The tests' process has the same limits, so that no value keeps it busy for longer.
 
-    The processor's seconds are the limit that counts, so that a busy machine judges like an idle one; the clock's are
-    for those who sleep. The slowest reference of the public sets takes 2.5 of them.
+    CPU time is the limit that normally counts, so that a busy machine judges like an idle one; wall time stops answers
+    that sleep. The slowest reference solution of the public sets takes 2.5 CPU seconds.
     """
 
     cpu: int = 10
@@ -67,9 +67,9 @@ class Trial:
 
     answer     source of the answer
     tests      each is run; it passes if it raises nothing
-    setup      run before the tests, beside them
-    functions  names that mean the answer's, even where the setup or Python has them
-    modules    a module of the standard library may be used by its name without an import
+    setup      run before the tests, in the same namespace
+    functions  names that refer to the answer, even if the setup or Python defines them
+    modules    modules of the standard library may be used without an import
     """
 
     answer: str
@@ -81,7 +81,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Which tests pass; `why` says what was wrong with the first that does not."""
+    """Which tests pass; `why` describes what was wrong with the first that failed."""
 
     passed: tuple[bool, ...]
     why: str
@@ -93,9 +93,9 @@ class Verdict:
 
 
 def run(trial: Trial, limits: ResourceLimits | None = None, least: str = "namespaces") -> Verdict:
-    """Try an answer. Raises if this machine cannot isolate it as asked; a bad answer never raises.
+    """Test an answer. Raises if this machine cannot isolate it as required; a bad answer never raises.
 
-    least  the weakest isolation that will do; the best there is is used
+    least  the weakest acceptable isolation; the best available is used
     """
     limits = limits or ResourceLimits()
     asked = wanted(least)
@@ -107,7 +107,7 @@ def run(trial: Trial, limits: ResourceLimits | None = None, least: str = "namesp
 
 
 def wanted(least: str = "namespaces") -> str:
-    """The isolation that is asked for: by the owner of the machine, else by the task."""
+    """The required isolation: set by the owner of the machine, otherwise by the task."""
     name = os.environ.get(ASKED, least)
     if name not in ("namespaces", "process"):
         raise unknown(f"isolation in {ASKED}", name, ("namespaces", "process"))
@@ -115,7 +115,7 @@ def wanted(least: str = "namespaces") -> str:
 
 
 def refuse_weaker(asked: str) -> None:
-    """Raise if this machine has less than what is asked for."""
+    """Raise if this machine's isolation is weaker than required."""
     have, why = probe()
     if list(LEVELS).index(have) > list(LEVELS).index(asked):
         step = "Run on Linux with user namespaces allowed"
@@ -144,9 +144,9 @@ def probe() -> tuple[str, str]:
 
 
 def _start(kind: tuple[ResourceLimits, str]) -> Helper:
-    """A child that is ready; it has no environment, and no module of ours is on its path."""
+    """Start a child and wait until it is ready; it has no environment, and no module of ours is on its path."""
     limits, isolation = kind
-    python = getattr(sys, "_base_executable", "") or sys.executable  # a virtual environment's is only a link to it
+    python = getattr(sys, "_base_executable", "") or sys.executable  # a virtual environment's is only a link
     program = Path(__file__).with_name("child.py")
     child = Helper([python, "-I", "-S", str(program), json.dumps(asdict(limits)), isolation], env={}, cwd="/")
     try:

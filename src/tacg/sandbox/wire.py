@@ -1,7 +1,7 @@
-"""What goes over the pipes of the sandbox: documents with their length in front, and plain data inside them.
+"""What is sent over the sandbox's pipes: length-prefixed documents with plain data.
 
-One side may be run by an enemy. What it sends is checked and built here from scratch, as values of Python's own types:
-no code of a class that an answer defines runs on the side that reads.
+One side may be hostile. What it sends is checked and rebuilt here as values of Python's own types, so no code of a
+class defined by an answer runs on the reading side.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-WORD = 1 << 63  # whole numbers beyond it travel in base 16, which takes no more time than they have digits
+WORD = 1 << 63  # larger integers are sent in base 16, which takes linear time
 
-# Name, type, how its value is written, how it is read. The type's own methods: a subclass may have others.
+# Name, type, how its value is written and read. Uses the type's own methods, since a subclass may override them.
 TEXTS: dict[str, tuple[Any, Any, Any]] = {
     "bytes": (bytes | bytearray, lambda value: bytes(value).hex(), bytes.fromhex),
     "complex": (complex, complex.__repr__, complex),
     "Decimal": (Decimal, Decimal.__str__, Decimal),
 }
-# Name, type, its items, how they are read. A view compares like a set, a queue has a length: they stay what they are.
+# Name, type, its items, how they are read. Views compare like sets and queues have a length, so their type is kept.
 ITEMS: dict[str, tuple[Any, Any, Any]] = {
     "dict": (dict, dict.items, dict),
     "list": (list, list.__iter__, list),
@@ -40,7 +40,7 @@ ITEMS: dict[str, tuple[Any, Any, Any]] = {
 
 
 class Foreign:
-    """In the judge: something of the answer's that is not plain data. It is true or false, and can be passed back."""
+    """In the judge: a value of the answer that is not plain data. It is true or false, and can be passed back."""
 
     def __init__(self, number: int, truth: bool) -> None:
         self.number, self.truth = number, truth
@@ -50,7 +50,7 @@ class Foreign:
 
 
 def pack(value: Any, objects: list[Any] | None = None) -> Any:
-    """A value as JSON can hold it. What is not plain data goes into `objects`, and its place there is sent."""
+    """A value as JSON. Anything that is not plain data is added to `objects`, and its index is sent."""
     if value is None or type(value) in (bool, float, str):
         return value
     if isinstance(value, int):
@@ -59,7 +59,7 @@ def pack(value: Any, objects: list[Any] | None = None) -> Any:
     if isinstance(value, float):
         return float.__float__(value)
     if isinstance(value, str):
-        return str.__str__(value)  # an Enum of texts prints as something else than it is
+        return str.__str__(value)  # an Enum of strings prints differently from its value
     if isinstance(value, Foreign):
         return {"foreign": value.number, "truth": value.truth}
     for name, (kind, write, _) in TEXTS.items():
@@ -70,14 +70,14 @@ def pack(value: Any, objects: list[Any] | None = None) -> Any:
             return {name: [pack(each, objects) for each in items(value)]}
     if objects is None:
         raise TypeError(f"a test passes {type(value).__name__}, which is not plain data")
-    if hasattr(type(value), "__iter__"):  # a generator or the like: its items are what can be compared
+    if hasattr(type(value), "__iter__"):  # a generator or similar: its items can be compared
         return {"iterator": [pack(each, objects) for each in value]}
     objects.append(value)
     return {"foreign": len(objects) - 1, "truth": bool(value)}
 
 
 def unpack(data: Any, objects: list[Any] | None = None) -> Any:
-    """The value that `pack` sent. Unknown shapes raise; nothing is ever run."""
+    """The value that `pack` sent. Unknown shapes raise; nothing is ever executed."""
     if not isinstance(data, dict):
         return data
     name = next(iter(data), None)
@@ -92,14 +92,14 @@ def unpack(data: Any, objects: list[Any] | None = None) -> Any:
 
 
 def _fraction(above: Any, below: Any) -> Fraction:
-    """From whole numbers only: from the text "1e999999999" a fraction takes forever to make."""
+    """From integers only: building a fraction from the text "1e999999999" would take forever."""
     if type(above) is not int or type(below) is not int:
         raise TypeError("a fraction must come as two whole numbers")
     return Fraction(above, below)
 
 
 def send(descriptor: int, document: Any) -> None:
-    """Write a document with its length in front."""
+    """Write a document, prefixed with its length."""
     body = json.dumps(document).encode()
     body = struct.pack("!Q", len(body)) + body
     while body:
@@ -107,7 +107,7 @@ def send(descriptor: int, document: Any) -> None:
 
 
 def receive(descriptor: int, most: int = 1 << 30) -> Any:
-    """Read what `send` wrote; EOFError if the other side is gone or says more than `most` bytes."""
+    """Read what `send` wrote; EOFError if the other side is gone or sends more than `most` bytes."""
     (length,) = struct.unpack("!Q", _exactly(descriptor, 8))
     if length > most:
         raise EOFError(f"more than {most} bytes")
@@ -125,7 +125,7 @@ def _exactly(descriptor: int, count: int) -> bytes:
 
 
 def brief_error(error: BaseException) -> str:
-    """What an error says, in short; an error of an answer's, or one about a huge number, may fail to say it."""
+    """An error's message, shortened; errors of an answer, or about huge numbers, may fail to give one."""
     try:
         return str(error)[:200]
     except BaseException:

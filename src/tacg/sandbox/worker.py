@@ -1,6 +1,6 @@
-"""The worker of the sandbox: the process that runs the answer, and knows nothing but the answer's own source.
+"""The sandbox's worker: the process that runs the answer, and knows only the answer's own source.
 
-Only the standard library is used, and nothing of this package but the neighbours: see `child.py`.
+Only the standard library and the neighbouring modules are used: see `child.py`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 from tacg.sandbox.wire import brief_error, pack, receive, send, unpack
 
-ANSWER = "answer"  # the answer's module; not "__main__": its own tests are not run
+ANSWER = "answer"  # the answer's module name; not "__main__", so that its own tests are not run
 
 
 def work(inbox: int, outbox: int) -> None:
-    """Run the answer's source, then call its functions as asked, for as long as somebody asks."""
+    """Run the answer's source, then call its functions on request until it is ended."""
     module = types.ModuleType(ANSWER)
-    sys.modules[ANSWER] = module  # dataclasses, pickle and type hints look there for the module of a class
+    sys.modules[ANSWER] = module  # dataclasses, pickle and type hints look up a class's module there
     space, objects = module.__dict__, list[Any]()
     source = receive(inbox)
     linecache.cache[ANSWER] = (len(source), None, source.splitlines(keepends=True), ANSWER)
@@ -43,6 +43,6 @@ def _find(space: dict[str, Any], path: str) -> Any:
 def _reply(outbox: int, action: Any, objects: list[Any]) -> None:
     try:
         reply = {"value": pack(action(), objects)}
-    except BaseException as error:  # an answer may raise anything, SystemExit and KeyboardInterrupt too
+    except BaseException as error:  # an answer may raise anything, including SystemExit and KeyboardInterrupt
         reply = {"error": [kind.__name__ for kind in type(error).__mro__], "text": brief_error(error)}
     send(outbox, reply)

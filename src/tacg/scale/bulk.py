@@ -1,7 +1,7 @@
-"""Whole files of prompts through a model on a Ray cluster, with Ray Data.
+"""Decode whole files of prompts on a Ray cluster, with Ray Data.
 
-Ray Data reads the files, keeps the replicas busy and repeats what a lost one was doing. The driver writes the answers,
-each once, into a journal: started again, it goes on with the prompts that have none.
+Ray Data reads the files, keeps the replicas busy and repeats the work of lost ones. The driver writes each answer once
+into a journal. When started again, it continues with the prompts that have no answer.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def generate(
     batch_size: int = 32, resume: bool = False, on_row: Callable[[dict[str, Any]], None] | None = None,
     **settings: Any,
 ) -> int:  # fmt: skip
-    """Answer every prompt of a JSONL or Parquet file; returns how many answers the file `out` has in the end.
+    """Answer every prompt of a JSONL or Parquet file; returns the number of answers in `out` at the end.
 
-    key, column  the columns of the rows' names, which must differ, and of the prompts; a row's columns `schema`,
-                 `regex` or `choices` say what its answer must look like, and win over settings of the same names
+    key, column  the columns with the rows' names, which must be unique, and the prompts; a row's columns `schema`,
+                 `regex` or `choices` constrain its answer, and override settings of the same names
     out          JSONL: a header, then one row per prompt with text, tokens, steps, forwards and the identity of the
                  model that answered, in the order of the source; answers of two models are refused
-    resume       go on with `out`: only prompts without an answer are decoded
+    resume       continue `out`: only prompts without an answer are decoded
     """
     shared = pattern_of(settings)
     made, decode = resolve(policy, {name: value for name, value in settings.items() if name not in CONSTRAINTS})
@@ -80,7 +80,7 @@ def generate(
                 for row in answered.iter_rows():
                     if row["finish_reason"] == "error":
                         failed.append(row[key])
-                    elif row[key] not in answers:  # a repeated share comes twice
+                    elif row[key] not in answers:  # a repeated share arrives twice
                         _refuse_another_model(row, next(iter(answers.values()), row), key, out)
                         answers[row[key]] = row
                         journal.append(row)
@@ -93,7 +93,7 @@ def generate(
 
 
 class BulkReplica(Replica):
-    """A replica that takes Ray Data's batches: columns of many rows."""
+    """A replica for Ray Data's batches: columns of many rows."""
 
     def __init__(
         self, source: str, dtype: str, device: str, threads: int, policy: str, settings: dict[str, Any], key: str,
@@ -103,7 +103,7 @@ class BulkReplica(Replica):
         self.policy, self.settings, self.key, self.column, self.held = policy, settings, key, column, held
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """The batch's answers."""
+        """The answers to a batch."""
         prompts = [str(prompt) for prompt in batch[self.column]]
         constraints = own_or(self.settings, [self.held.get(name, {}) for name in batch[self.key].tolist()])
         found = dict(self.decode(list(enumerate(prompts)), self.policy, len(prompts), {**self.settings, **constraints}))
@@ -120,8 +120,8 @@ class BulkReplica(Replica):
 
 
 def _refuse_another_model(row: dict[str, Any], other: dict[str, Any], key: str, out: Path) -> None:
-    """Nodes may hold different files under one name, and files change between a run and its continuation."""
-    if row["model"] != other.get("model", row["model"]):  # files of before know none
+    """Raise if rows come from different models: nodes or resumed runs may have other files under the same name."""
+    if row["model"] != other.get("model", row["model"]):  # older files do not record it
         raise TacgError(
             f"{row[key]!r} was answered by {row['model']}, {other[key]!r} in {out} by {other['model']}: "
             "give every node the same checkpoint, or begin another file."
@@ -129,7 +129,7 @@ def _refuse_another_model(row: dict[str, Any], other: dict[str, Any], key: str, 
 
 
 def _read(source: Path, key: str, column: str, name: type) -> Any:
-    """Names, which are texts or whole numbers, and prompts. Other columns may be anything, so nobody reads them."""
+    """Names (texts or integers) and prompts. Other columns may be anything, so they are not read."""
     import pyarrow.json
     import ray
 
@@ -141,10 +141,10 @@ def _read(source: Path, key: str, column: str, name: type) -> Any:
 
 
 def _asked(source: Path, key: str, column: str) -> tuple[list[Any], dict[Any, dict[str, Any]]]:
-    """The names of all rows, in order, and the constraints of those that have some.
+    """The names of all rows, in order, and the constraints of rows that have any.
 
-    Raises unless there are prompts, every name is there once and all constraints make sense. Read here and not by Ray
-    Data, which hands rows over in whatever order they come.
+    Raises unless there are prompts, all names are unique and all constraints are valid. Read here and not by Ray Data,
+    which returns rows in no particular order.
     """
     if source.suffix not in KINDS:
         raise TacgError(f"`source` must end in {' or '.join(KINDS)}, got {source.name!r}.")
@@ -172,12 +172,12 @@ def _asked(source: Path, key: str, column: str) -> tuple[list[Any], dict[Any, di
 
 @functools.lru_cache(maxsize=1024)
 def _readable(pattern: str) -> None:
-    """Raise now if no automaton can be made of it."""
+    """Raise now if the pattern cannot be compiled to an automaton."""
     byte_automaton(pattern)
 
 
 def _constraint(row: dict[str, Any], where: str) -> dict[str, Any]:
-    """What the row's answer must look like. A schema may be JSON in a text: a table's columns have one type."""
+    """The constraint on the row's answer. A schema may be JSON in a text, because a table column has one type."""
     own = {name: row[name] for name in CONSTRAINTS if row.get(name) is not None}
     if isinstance(own.get("schema"), str):
         own["schema"] = parse_json(own["schema"], f"{where}: `schema`")
@@ -212,7 +212,7 @@ def _table(source: Path, key: str, column: str) -> Iterator[dict[str, Any]]:
 
 
 def _answers(rows: Sequence[dict[str, Any]], key: str, names: set[Any], out: Path) -> dict[Any, dict[str, Any]]:
-    """The answers of an interrupted run by name; raises at a row that answers no prompt, or one a second time."""
+    """The answers of an interrupted run by name; raises if a row answers an unknown prompt, or one twice."""
     answers: dict[Any, dict[str, Any]] = {}
     for line, row in enumerate(rows, start=2):
         name = row.get(key)

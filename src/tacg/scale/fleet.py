@@ -1,7 +1,7 @@
-"""A fleet: the same model on many GPUs or cores of a Ray cluster, behind the interface of one.
+"""A fleet: the same model on many GPUs or cores of a Ray cluster, with the interface of one `LLM`.
 
-Ray does what a cluster needs: it places the replicas, starts one again when it is lost and repeats what that one was
-doing. A repeated decode gives the same rows, and the driver takes each row once.
+Ray places the replicas, restarts a lost one and repeats its work. A repeated decode gives the same rows, and the
+driver uses each row once.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from tacg.policies import Policy
     from tacg.types import Output
 
-RESTARTS = 3  # of a replica, and repeats of what it was doing: more than that is not bad luck
+RESTARTS = 3  # restarts of a replica, and repeats of its work; more would hide a real problem
 Share = list[tuple[int, Any]]  # numbered prompts
 
 
 class Replica:
-    """A model in a process of its own."""
+    """A model in its own process."""
 
     def __init__(self, source: str, dtype: str, device: str, threads: int) -> None:
         import torch
@@ -43,7 +43,7 @@ class Replica:
     def decode(
         self, share: Share, policy: str | Policy, batch_size: int, settings: Mapping[str, Any]
     ) -> list[tuple[int, Output]]:
-        """The outputs of some prompts. Rows that fail say so themselves."""
+        """The outputs of some prompts. A failed row's output contains its error."""
         found: list[tuple[int, Output]] = []
 
         def keep(place: int, output: Output) -> None:
@@ -61,23 +61,23 @@ class Replica:
 
 @dataclass(frozen=True)
 class Place:
-    """What a replica takes: a GPU, or some cores."""
+    """The resources of a replica: a GPU, or some cores."""
 
     gpus: int
     cores: int
 
     @property
     def device(self) -> str:
-        """Where its model computes."""
+        """The device of its model."""
         return "cuda" if self.gpus else "cpu"
 
 
 class Fleet:
-    """Replicas of a model on a Ray cluster; decodes as an `LLM` does.
+    """Replicas of a model on a Ray cluster; decodes like an `LLM`.
 
-    source    as of `tacg.load`; a directory must be there on every machine
+    source    as in `tacg.load`; a directory must exist on every machine
     address   of the cluster: "auto" or host:port; "local" starts one on this machine
-    replicas  how many; default: one a GPU, or where there are none one for every `cores` cores
+    replicas  how many; default: one per GPU, or without GPUs one per `cores` cores
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Fleet:
         self, prompts: Sequence[Any], policy: str | Policy = "tacg", *, batch_size: int = 32,
         on_output: Callable[[int, Output], None] | None = None, **settings: Any,
     ) -> list[Output]:  # fmt: skip
-        """As `LLM.generate` of a list. Whoever is idle takes the next share, long prompts first, small shares last."""
+        """Like `LLM.generate` for a list. Idle replicas take the next share: long prompts first, small shares last."""
         from ray.util import ActorPool
 
         from tacg.engine.loop import refuse_failures
@@ -125,7 +125,7 @@ class Fleet:
         return ordered
 
     def close(self) -> None:
-        """Give the replicas' places back."""
+        """Release the replicas' resources."""
         import ray
 
         for each in self.replicas:
@@ -144,16 +144,16 @@ def shares(prompts: Sequence[Any], batch_size: int, replicas: int) -> list[Share
 
 
 def machines(ray: Any) -> list[Mapping[str, float]]:
-    """What each machine of the cluster has."""
+    """The resources of each machine in the cluster."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def room(
     nodes: Sequence[Mapping[str, float]], cores: int, wanted: int | None = None, *, reader: bool = False
 ) -> tuple[Place, int]:
-    """What a replica takes in a cluster of these machines, and how many there are: as wanted, or all that fit.
+    """The resources of one replica in a cluster of these machines, and how many replicas: as wanted, or all that fit.
 
-    reader  leave a core for whoever reads the prompts: replicas that took all of them would wait for ever
+    reader  leave a core for reading the prompts; if replicas took all cores, they would wait forever
     """
     for name, value in (("cores", cores), ("replicas", 1 if wanted is None else wanted)):
         if value < 1:
@@ -161,7 +161,7 @@ def room(
     gpus, total = (sum(int(node.get(kind, 0)) for node in nodes) for kind in ("GPU", "CPU"))
     place = Place(1, 1) if gpus else Place(0, cores)
     fit, spare = 0, 0
-    for node in nodes:  # a replica is on one machine
+    for node in nodes:  # a replica runs on one machine
         here = int(node.get("CPU", 0)) // place.cores
         here = min(here, int(node.get("GPU", 0))) if gpus else here
         fit, spare = fit + here, spare + int(node.get("CPU", 0)) - here * place.cores
@@ -176,7 +176,7 @@ def room(
 
 
 def start(address: str) -> Any:
-    """Ray, joined to the cluster."""
+    """Ray, connected to the cluster."""
     try:
         import ray
     except ImportError:
@@ -191,7 +191,7 @@ def start(address: str) -> Any:
 
 @contextlib.contextmanager
 def told_here() -> Iterator[None]:
-    """A user's mistake in a replica is one here, without Ray's tracebacks."""
+    """Raise a user's error in a replica here, without Ray's tracebacks."""
     import ray
 
     try:

@@ -315,5 +315,5 @@ class Batcher:
             self._engines = fresh | kept | alone
 
     def _may_restart(self, job: Job) -> bool:
-        """Whether a restart must give the same answer: only then may a client have seen a part of it."""
+        """Whether the job may start again: if the client has seen nothing yet, or the answer is sure to be the same."""
         return not job.shown or repeats(self._llm.model)

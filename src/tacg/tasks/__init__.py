@@ -1,4 +1,4 @@
-"""Tasks: problems with graders. The pocket ones are generated from a seed and need no download."""
+"""Tasks: problems with graders. The pocket tasks are generated from a seed and need no download."""
 
 from tacg.tasks.base import (
     Grade,

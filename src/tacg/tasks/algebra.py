@@ -1,4 +1,4 @@
-"""A helper process: reads pairs of gold and answer, says whether `math-verify` finds them equal."""
+"""A helper process: reads pairs of gold and answer, and reports whether `math-verify` finds them equal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from tacg.sandbox.wire import receive, send
 from tacg.tasks.latex import last_box
 
-# Decimals are compared to as many places as they can have: 0.333333 is not 1/3.
+# Decimals are compared exactly, to all their digits: 0.333333 is not 1/3.
 PLACES = 30
 RELATION = re.compile(r"[<>≤≥]|\\(?:[lg]eq?(?:slant)?|[lg]t|neq?)(?![a-zA-Z])")
 EITHER = re.compile(r"\\(?:text|mbox|mathrm)\{\s*or\s*\}|\\lor(?![a-zA-Z])|\\vee(?![a-zA-Z])|\bor\b")
@@ -28,12 +28,12 @@ SPELLINGS = (
 
 
 def equal(gold: str, answer: str, as_sets: bool = True) -> bool:
-    """Whether two boxes are equal as mathematics; what cannot be read is not. `as_sets`: x < 2 may say (-oo, 2)."""
+    """Whether two boxes are mathematically equal; unreadable ones are not. `as_sets`: x < 2 may mean (-oo, 2)."""
     from math_verify import parse, verify
 
     for pattern, new in SPELLINGS:
         gold, answer = pattern.sub(new, gold), pattern.sub(new, answer)
-    try:  # the answer is a model's: anything may come of reading it
+    try:  # a model's answer may raise anything when it is parsed
         told = [_either(answer)] if as_sets and EITHER.search(answer) and RELATION.search(answer) else parse(answer)
         return bool(verify(parse(gold), told, float_rounding=PLACES, allow_set_relation_comp=as_sets))
     except Exception:
@@ -41,7 +41,7 @@ def equal(gold: str, answer: str, as_sets: bool = True) -> bool:
 
 
 def _either(answer: str) -> Any:
-    """The values that satisfy one of several inequalities in the last box, as a set."""
+    """The values that satisfy any of the inequalities in the last box, as a set."""
     from math_verify import parse
 
     box = last_box(answer) or ""
@@ -52,7 +52,7 @@ def _either(answer: str) -> Any:
 
 
 def main() -> None:
-    """Answer until nobody asks."""
+    """Answer questions until the input ends."""
     logging.disable()
     while True:
         try:

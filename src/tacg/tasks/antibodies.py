@@ -1,4 +1,4 @@
-"""Variable domains of antibodies with holes: what masked language models of antibodies were trained on."""
+"""Variable domains of antibodies with holes, the training data of antibody language models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LETTERS = frozenset("ACDEFGHIKLMNPQRSTVWY")
 
 @dataclass(frozen=True)
 class Antibodies(TextsWithHoles):
-    """Antibodies' variable domains, parts of them masked; graded on the whole and by amino acids."""
+    """Variable domains of antibodies, partly masked; graded on the whole sequence and by amino acids."""
 
     kind: ClassVar[str] = "antibodies"
 

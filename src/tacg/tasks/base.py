@@ -1,4 +1,4 @@
-"""What a task is: problems generated from a seed, in splits that cannot overlap, and a grader."""
+"""The base class of tasks: problems generated from a seed, in disjoint splits, and a grader."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Problem:
     """One problem.
 
     id      unique within its task
-    prompt  what the model is asked
-    system  what it is told first, if anything
+    prompt  the question for the model
+    system  the system message, if any
     answer  a reference answer, one of many that the grader accepts
     data    what the grader needs
     infill  whether the prompt is a canvas, in which ⟨n⟩ is a hole of n tokens; the answer is the canvas filled
@@ -41,7 +41,7 @@ class Problem:
 
     @property
     def asked(self) -> str | list[dict[str, str]] | Canvas:
-        """What `LLM.generate` takes: the prompt, a conversation if the model is told something first, or a canvas."""
+        """The input for `LLM.generate`: the prompt, a conversation if there is a system message, or a canvas."""
         if self.infill:
             return Canvas.parse(self.prompt, self.system or None)
         told = [{"role": "system", "content": self.system}, {"role": "user", "content": self.prompt}]
@@ -50,10 +50,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """Whether an answer is right; `score` is the share that is, where a part can be.
+    """Whether an answer is right; `score` is the share that is right, if an answer can be partly right.
 
-    `strict` is what the paper's released code makes of it, for the sets that the paper reports on. `valid` is whether
-    the answer is well-formed, right or not, where that can be said.
+    `strict` is the grade by the paper's released code, for the sets that the paper reports. `valid` is whether the
+    answer is well-formed, right or not, for tasks that can check this.
     """
 
     correct: bool
@@ -68,7 +68,7 @@ class Task(Knobs):
 
     name    what users type
     decode  gen_length and block_length that suit its answers
-    fixed   whether these hold whatever a preset says: a preset's lengths were published for other tasks
+    fixed   whether these lengths override a preset's, which were published for other tasks
     """
 
     name: ClassVar[str]
@@ -76,7 +76,7 @@ class Task(Knobs):
 
     @property
     def decode(self) -> Mapping[str, int]:
-        """Settings that suit its answers."""
+        """The lengths that suit its answers."""
         raise NotImplementedError
 
     def draw(self, rng: random.Random) -> tuple[str, Problem]:
@@ -84,16 +84,16 @@ class Task(Knobs):
         raise NotImplementedError
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """Judge an answer."""
+        """Grade an answer."""
         raise NotImplementedError
 
     def refuse_unready(self) -> None:
-        """Raise now if this machine cannot grade answers: nobody wants to hear that after decoding."""
+        """Raise if this machine cannot grade answers, so that the user learns it before decoding."""
 
     def problems(self, split: str = "test", n: int | None = None, seed: int = 0) -> Iterator[Problem]:
         """Problems of a split, without repeats; the same seed gives the same ones. Endless without `n`.
 
-        The key's hash decides the split, so that no problem is in two of them, whatever the seeds.
+        The hash of the key decides the split, so no problem is in two splits, whatever the seeds.
         """
         if split not in SPLITS:
             raise unknown("split", split, SPLITS)
@@ -141,7 +141,7 @@ _BENCHMARKS = {
 }
 
 
-# What judges are asked (`tacg judges`); each name with its knobs.
+# The tasks for judges (`tacg judges`), by name, with their knobs.
 _HOLES = {"reactions": "tacg.tasks.reactions:Reactions", "antibodies": "tacg.tasks.antibodies:Antibodies"}
 _SHARES = {"reactions": (None, 0.3, 0.7), "antibodies": (None, 0.1, 0.3)}  # none: the task's own
 _JUDGED: dict[str, dict[str, Any]] = {
@@ -152,12 +152,12 @@ _JUDGED: dict[str, dict[str, Any]] = {
 
 
 def task_names() -> list[str]:
-    """The tasks that `pocket` was trained on: each is generated, and so needs nothing."""
+    """The tasks that `pocket` was trained on. They are generated, so they need no files."""
     return sorted(_TASKS)
 
 
 def free_names() -> list[str]:
-    """The tasks in free wording that pocket's second edition is trained on, and their harder forms, unseen in it."""
+    """The free-wording tasks for pocket's second version, and harder forms that it was not trained on."""
     return sorted(_FREE)
 
 
@@ -167,12 +167,12 @@ def structured_names() -> list[str]:
 
 
 def benchmark_names() -> list[str]:
-    """The paper's sets: each is read from a file, or downloaded."""
+    """The paper's sets, each read from a file or downloaded."""
     return list(_BENCHMARKS)
 
 
 def judged_names() -> list[str]:
-    """Texts with holes, for judges: real masked language models."""
+    """Texts with holes for the judges, which are real masked language models."""
     return list(_JUDGED)
 
 

@@ -1,4 +1,4 @@
-"""What the two sets of programs share: two readings of an answer, each of which is run."""
+"""What the two programming sets share: an answer is read in two ways, and each program is run."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Programs(FileTask):
-    """A set whose answers are programs. Subclasses say what there is to run."""
+    """A set whose answers are programs. Subclasses define what is run."""
 
     def refuse_unready(self) -> None:
-        """Programs that a model has written run in the sandbox only."""
+        """Raise unless the sandbox works: model-written programs run only there."""
         refuse_weaker(wanted())
 
     def trial(self, problem: Problem, answer: str) -> Trial:
@@ -30,7 +30,7 @@ class Programs(FileTask):
         raise NotImplementedError
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """Every test must pass; the score is the share that does. One run if the two readings agree."""
+        """Every test must pass; the score is the share that does. Run once if both readings agree."""
         trial, released = self.trial(problem, answer), self.released(problem, answer)
         verdict = run(trial)
         passed = all(verdict.passed)

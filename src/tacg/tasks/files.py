@@ -1,4 +1,4 @@
-"""Tasks whose problems are a published set: read from a file, or downloaded by the `datasets` library."""
+"""Tasks with the problems of a published set, read from a file or downloaded with the `datasets` library."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ HINT = "pass the path of the set with --data"
 
 @dataclass(frozen=True)
 class FileTask(Task):
-    """A set with one split, `test`. Subclasses say what an item needs and how it is asked, solved and graded.
+    """A set with one split, `test`. Subclasses define the fields of an item, its prompt, solution and grading.
 
-    needs     fields that every item must have, and their shapes (see `tacg.shapes`)
+    needs     required fields of every item, and their shapes (see `tacg.shapes`)
     hub       where `datasets` finds it: repository, configuration, split
-    examples  which split of it has worked examples; empty: the set itself
+    examples  the split with worked examples; empty: the set itself
     """
 
     data: str | None = knob(None, "file of the set: JSON, a line or an array, perhaps gzipped (none: download)")
@@ -46,15 +46,15 @@ class FileTask(Task):
         return {"gen_length": 256, "block_length": 64}
 
     def question(self, item: SetItem) -> str:
-        """The item as it is asked."""
+        """The item as a question."""
         raise NotImplementedError
 
     def worked(self, item: SetItem) -> str:
-        """Its solution, as a worked example shows it."""
+        """The item's solution in a worked example."""
         raise NotImplementedError
 
     def make(self, item: SetItem, name: str, prompt: str) -> Problem:
-        """The problem; `name` is its place in the set, for sets without ids."""
+        """The problem; `name` is its index in the set, for sets without ids."""
         raise NotImplementedError
 
     def items(self) -> list[SetItem]:
@@ -62,9 +62,9 @@ class FileTask(Task):
         return self._checked(read_items(self.data) if self.data is not None else download(*self.hub))
 
     def problems(self, split: str = "test", n: int | None = None, seed: int = 0) -> Iterator[Problem]:
-        """The whole set in its own order, or, with a smaller `n`, that many in an order drawn from the seed.
+        """The whole set in its own order, or, with a smaller `n`, that many in a random order of this seed.
 
-        A larger sample of a seed begins with the smaller ones.
+        For one seed, a larger sample begins with the smaller one.
         """
         if split != "test":
             raise unknown(f"split of {self.name}", split, ("test",))
@@ -114,18 +114,18 @@ class FileTask(Task):
 
 
 def read_items(path: str) -> tuple[SetItem, ...]:
-    """Items of a file: one JSON array, or a JSON object a line; gzipped if its name ends in .gz."""
+    """Items of a file: one JSON array, or one JSON object per line; gzipped if its name ends in .gz."""
     try:
         file = Path(path).expanduser()
         changed = file.stat().st_mtime_ns if file.is_file() else 0
-    except (RuntimeError, ValueError) as error:  # no home directory; a zero byte
+    except (RuntimeError, ValueError) as error:  # no home directory; a null byte
         raise TacgError(f"The set {path!r} cannot be read: {error}. {HINT}.") from None
     return _read(file, changed)
 
 
 @functools.lru_cache(maxsize=8)
 def _read(file: Path, changed: int) -> tuple[SetItem, ...]:
-    """As `read_items`; kept as long as the file does not change."""
+    """Like `read_items`; cached while the file does not change."""
     text = read_text(file, "set", HINT)
     if text.lstrip().startswith("["):
         found = parse_json(text, str(file), HINT)
@@ -149,6 +149,6 @@ def download(repository: str, configuration: str | None, split: str) -> tuple[Se
         ) from None
     try:
         return tuple(dict(row) for row in datasets.load_dataset(repository, configuration, split=split))
-    except Exception as error:  # no connection, no such set, no space: the library raises whatever its parts raise
+    except Exception as error:  # no connection, no such set, no space: the library raises many types
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise TacgError(f"{repository} cannot be downloaded: {first}. Pass a file of the set with --data.") from None

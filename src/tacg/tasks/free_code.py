@@ -1,4 +1,4 @@
-"""Functions over lists, written in a free style: names, forms and comments are the writer's. Graded by running them."""
+"""Functions over lists in a free style: names, forms and comments vary. Graded by running them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Mapping
 
-    Step = tuple[str, str, list[str]]  # its kind, its words, ways to write it
+    Step = tuple[str, str, list[str]]  # its kind, its description, ways to write it
 
-# What a step's list may be called. A name tells the number of its step, so that a line can be found by it; which of the
-# series it is from is free, and must be the same wherever the list is used.
+# Possible names of a step's list. A name tells the number of its step, so that a line can be identified by it. The
+# series is free, but must be the same wherever the list is used.
 NAMES = [
     "first second third fourth fifth sixth seventh",
     "one two three four five six seven",
@@ -26,7 +26,7 @@ NAMES = [
     "p q r s t u w",
 ]
 LOOP_NAMES = ["n", "x", "v", "i", "y", "z"]
-# What the docstring says -> ways to write it, with {v} for the loop's name, {xs} for the list and {k} for a number.
+# Description in the docstring -> ways to write it; {v} is the loop variable, {xs} the list and {k} a number.
 CONDITIONS = {told: [code] for told, code in FILTERS.items()}
 CONDITIONS["keep the even numbers"] += ["not {v} % 2"]
 CONDITIONS["keep the odd numbers"] += ["{v} % 2"]
@@ -42,7 +42,7 @@ WHOLE = {
     "drop the first {k}": ["{xs}[{k}:]", "list({xs}[{k}:])"],
 }
 TABLES = {"filter": CONDITIONS, "map": EXPRESSIONS, "whole": WHOLE}
-# One line of a step of each kind; {code} is its condition or expression.
+# How to write a step of each kind; {code} is its condition or expression.
 FORMS = {
     "filter": [
         "{t} = [{v} for {v} in {xs} if {code}]",
@@ -64,12 +64,12 @@ RETURNS = {
     "return how many there are": ["return len({xs})", "count = len({xs})\nreturn count"],
 }
 MOST = len(NAMES[0].split())
-COMMENTED = 0.2  # share of the steps whose words are repeated in a comment
+COMMENTED = 0.2  # share of steps whose description is repeated as a comment
 
 
 @dataclass(frozen=True)
 class FreeCode(Task):
-    """A chain of list steps, written in a free style. Difficulty: how many, and how large their numbers."""
+    """A chain of list steps in a free style. Difficulty: how many steps, and how large their numbers."""
 
     min_steps: int = knob(4, "fewest steps before the return", low=1, high=7)
     max_steps: int = knob(5, "most steps before the return", low=1, high=7)
@@ -80,14 +80,14 @@ class FreeCode(Task):
 
     @property
     def decode(self) -> Mapping[str, int]:
-        """As many blocks as answers may fill."""
+        """The maximum number of blocks of an answer."""
         return {"gen_length": 32 * self.blocks, "block_length": 32}
 
     def draw(self, rng: random.Random) -> tuple[str, Problem]:
         """A docstring, and one of very many ways to write the function."""
         argument = rng.choice(ARGUMENTS)
         steps = [self._step(rng) for _ in range(rng.randint(self.min_steps, self.max_steps))]
-        first = rng.randint(1, 1 + MOST - len(steps))  # so that every number is trained, however few the steps
+        first = rng.randint(1, 1 + MOST - len(steps))  # so that every number is trained, even with few steps
         end = rng.choice(list(RETURNS))
         said = [f"{number}: {told}" for number, (_, told, _) in enumerate(steps, first)]
         document = "".join(f"\n    {line}" for line in [*said, end])
@@ -98,10 +98,10 @@ class FreeCode(Task):
         return document, Problem("", prompt, answer, facts)
 
     def _step(self, rng: random.Random) -> Step:
-        """A step's kind, its words, and ways to write it; {v} and {xs} are left open."""
+        """A step's kind, its description, and ways to write it, with {v} and {xs} left open."""
         kind = rng.choice(list(TABLES))
         told, codes = rng.choice(list(TABLES[kind].items()))
-        k = str(rng.randint(3 if "multiples" in told else 2, self.largest))  # multiples of 2 are the even ones
+        k = str(rng.randint(3 if "multiples" in told else 2, self.largest))  # multiples of 2 are the even numbers
         return kind, told.replace("{k}", k), [code.replace("{k}", k) for code in codes]
 
     def grade(self, problem: Problem, answer: str) -> Grade:
@@ -113,7 +113,7 @@ class FreeCode(Task):
 
 @dataclass(frozen=True)
 class FreeCodeHard(FreeCode):
-    """The same with more steps than any function that pocket was trained on."""
+    """The same with more steps than any function in pocket's training data."""
 
     min_steps: int = knob(6, "fewest steps before the return", low=1, high=7)
     max_steps: int = knob(6, "most steps before the return", low=1, high=7)
@@ -123,7 +123,7 @@ class FreeCodeHard(FreeCode):
 
 
 def _written(rng: random.Random, argument: str, steps: list[Step], first: int, end: str) -> str:
-    """The function in one of its styles."""
+    """The function, written in one of the styles."""
     lines, source, v = [f"def {FUNCTION}({argument}):"], argument, rng.choice(LOOP_NAMES)
     for number, (kind, told, codes) in enumerate(steps, first - 1):
         target = rng.choice(NAMES).split()[number]

@@ -1,4 +1,4 @@
-"""Stories of two kinds of things, answered in free wording: by day or thing after thing, in whatever words."""
+"""Stories about two kinds of things, answered in free wording: day by day or thing by thing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Mapping
 
-# (sign, what the story says, what the answer says)
+# (sign, wording in the story, wording in the answer)
 EVENTS = [
     ("+", "buys {b} {things}", "buys {b}"),
     ("+", "finds {b} {things}", "finds {b}"),
@@ -24,8 +24,8 @@ EVENTS = [
     ("-", "loses {b} {things}", "loses {b}"),
     ("-", "sells {b} {things}", "sells {b}"),
 ]
-# What a step of the reasoning may look like. It names its day, so that the event can be found, its things, so that the
-# count before can be, and its result once, so that there is nothing to copy.
+# Possible steps of the reasoning. Each names its day, which identifies the event, its things, which identify the count
+# before it, and its result once, so that nothing can be copied.
 STEP = [
     "On {day} {he} {said} of them, which (makes|leaves) {after} {things}.",
     "{day}: the {things} {sign} {b} make {after} of them.",
@@ -37,7 +37,7 @@ CLOSING = "(So|Finally) {he} has {end}."
 
 
 class Change(NamedTuple):
-    """One event of a story: its day and things, the words for it, and the count of these things after it."""
+    """One event of a story: its day and things, its wordings, and the count of these things after it."""
 
     day: str
     things: str
@@ -50,7 +50,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class FreeMath(Task):
-    """Two kinds of things come and go over a week; answered in free words and order. Both counts must be right."""
+    """Two kinds of things come and go over a week; answered in free wording and order. Both counts must be right."""
 
     min_events: int = knob(5, "fewest events of a story", low=2, high=7)
     max_events: int = knob(6, "most events of a story", low=2, high=7)
@@ -61,7 +61,7 @@ class FreeMath(Task):
 
     @property
     def decode(self) -> Mapping[str, int]:
-        """As many blocks as answers may fill."""
+        """The maximum number of blocks of an answer."""
         return {"gen_length": 32 * self.blocks, "block_length": 32}
 
     def draw(self, rng: random.Random) -> tuple[str, Problem]:
@@ -93,7 +93,7 @@ class FreeMath(Task):
                 return Change(day, things, word, b, told.format(b=b, things=things), said.format(b=b), after)
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """What is said last of each kind of thing ("23 apples") must be its count; the score is the share that is."""
+        """The last count of each kind of thing ("23 apples") must be right; the score is the share that is."""
         counts: Mapping[str, int] = problem.data["counts"]
         last = {things: re.findall(rf"(\d+) {things}", answer)[-1:] for things in counts}
         right = sum(last[things] == [str(count)] for things, count in counts.items())
@@ -102,7 +102,7 @@ class FreeMath(Task):
 
 @dataclass(frozen=True)
 class FreeMathHard(FreeMath):
-    """The same with more events than any story that pocket was trained on."""
+    """The same with more events than any story in pocket's training data."""
 
     min_events: int = knob(7, "fewest events of a story", low=2, high=7)
     max_events: int = knob(7, "most events of a story", low=2, high=7)
@@ -114,7 +114,7 @@ class FreeMathHard(FreeMath):
 def _reasoning(
     rng: random.Random, name: str, start: Mapping[str, int], events: list[Change], counts: Mapping[str, int]
 ) -> str:
-    """The steps day by day, or all of one kind of things and then all of the other."""
+    """The steps day by day, or first all of one kind of things and then all of the other."""
     he = PEOPLE[name]
     order = rng.sample(list(start), 2)
     chapters = [order] if rng.random() < 0.5 else [[things] for things in order]

@@ -1,4 +1,4 @@
-"""Two small sudokus whose rows are told in any order and in free words; every row once, every cell right."""
+"""Two small sudokus whose rows are given in any order and in free wording; every row once, every cell right."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATEMENT = [
 
 @dataclass(frozen=True)
 class FreeSudoku(Task):
-    """Two 4 by 4 sudokus, their rows told in any order and in free words. Difficulty: how many clues are left."""
+    """Two 4 by 4 sudokus, with rows in any order and free wording. Difficulty: how many clues are left."""
 
     min_clues: int = knob(5, "fewest clues of a puzzle", low=4, high=15)
     max_clues: int = knob(7, "most clues of a puzzle", low=4, high=15)
@@ -48,7 +48,7 @@ class FreeSudoku(Task):
         return _digits(solution), Problem("", prompt, answer, {"solution": solution, "puzzle": puzzle})
 
     def _puzzle(self, rng: random.Random) -> tuple[list[int], list[int]]:
-        """A solved grid, and what is left of it; drawn again until it has the clues that were asked for."""
+        """A solved grid and its puzzle; drawn again until the puzzle has the requested number of clues."""
         clues = rng.randint(self.min_clues, self.max_clues)
         while True:
             solution = full_grid(SIZE, rng)
@@ -57,7 +57,7 @@ class FreeSudoku(Task):
                 return solution, puzzle
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """Every row must be told, and never wrongly; the score is the share of the empty cells that are right."""
+        """Every row must be stated, and never wrongly; the score is the share of empty cells that are right."""
         told = statements(answer)
         right = {row: [cells] for row, cells in zip(ROWS, _rows(problem.data["solution"]), strict=True)}
         open_cells = hits = 0
@@ -71,7 +71,7 @@ class FreeSudoku(Task):
 
 @dataclass(frozen=True)
 class FreeSudokuHard(FreeSudoku):
-    """The same with as few clues as a sudoku of this size can have; pocket was never trained on such."""
+    """The same with the fewest clues that a sudoku of this size can have; not in pocket's training data."""
 
     min_clues: int = knob(4, "fewest clues of a puzzle", low=4, high=15)
     max_clues: int = knob(4, "most clues of a puzzle", low=4, high=15)
@@ -80,7 +80,7 @@ class FreeSudokuHard(FreeSudoku):
 
 
 def statements(answer: str) -> dict[str, list[list[int]]]:
-    """What is said of each row: sentences that name one row and hold one run of four digits."""
+    """The statements about each row: sentences that name one row and contain one run of four digits."""
     told: dict[str, list[list[int]]] = {}
     for sentence in answer.split("."):
         rows, runs = re.findall(r"\b[A-H]\b", sentence), re.findall(r"\b\d(?: \d)+\b", sentence)
@@ -90,7 +90,7 @@ def statements(answer: str) -> dict[str, list[list[int]]]:
 
 
 def _told(rng: random.Random, solution: list[int], puzzle: list[int]) -> str:
-    """One grid and then the other, whichever is first; the rows of each in any order."""
+    """One grid and then the other, in random order; the rows of each in any order."""
     lines = list(zip(ROWS, _rows(solution), _rows(puzzle), strict=True))
     sentences = []
     for grid in rng.sample([lines[:SIZE], lines[SIZE:]], 2):

@@ -1,4 +1,4 @@
-"""GSM8K (Cobbe et al., 2021): school mathematics in words; the final number counts."""
+"""GSM8K (Cobbe et al., 2021): grade-school word problems; graded on the final number."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SYSTEM = (
     "Your task is to answer the question below. Give step by step reasoning before you answer, and when you're ready "
     "to answer, please use the format 'The final answer is'."
 )
-# Where an answer is announced, surest first; but for a box. Some write headings with ####.
+# Where an answer is announced (besides a box), most reliable first. Some models use #### for headings.
 PLACES = (r"####(?=\W{0,3}\d)", r"answer(?:\s+(?:is|was|would be|should be|comes to|equals)\b|\s*[:=])")
 SENTENCE = re.compile(r"\n|\.(?:\s|$)")
 ASKED = re.compile(r"how many (dozen|hundred|thousand|million|billion|trillion)s?\b", re.IGNORECASE)
 
-# What stands before a number that the words come to, and after one that they do not.
+# What comes before a number that is a result, and after one that is not.
 GLUE = (
     "a|about|all|an|and|answer|approximately|are|around|be|comes|cost|down|exactly|final|get|grand|have|in|is|it|it's|"
     "just|makes|means|nearest|of|only|or|out|roughly|rounded|s|that|that's|the|there|this|to|total|up|us|was|we|will"
@@ -43,7 +43,7 @@ TOTAL = re.compile(r"\b(?:total|altogether|in all)\b", re.IGNORECASE)
 DENIED = re.compile(r"\b(?:not|isn't|instead of|rather than)\s+[$€£]?$", re.IGNORECASE)
 EXPLANATION = re.compile(r"\b(?:because|since)\b|\((?:check|verif|as\b)", re.IGNORECASE)
 LABEL = re.compile(r":\s")  # Day 1: 5
-# Between two numbers that are not one: sums that are not worked out, ranges, ratios, bare lists.
+# Between two numbers that do not form one: unevaluated sums, ranges, ratios, bare lists.
 JOINT = re.compile(
     r"[\s$€£]*(?:[-−–+×x÷/:,;&]|and|or|to|plus|minus|times|divided by|, and|, or)?[\s$€£]*", re.IGNORECASE
 )
@@ -51,7 +51,7 @@ JOINT = re.compile(
 
 @dataclass(frozen=True)
 class GSM8K(FileTask):
-    """School mathematics in words, 1,319 problems; graded on the final number."""
+    """Grade-school word problems, 1,319 in all; graded on the final number."""
 
     name: ClassVar[str] = "gsm8k"
     needs: ClassVar[Mapping[str, Any]] = {"question": str, "answer": str}
@@ -59,13 +59,13 @@ class GSM8K(FileTask):
     examples: ClassVar[str] = "train"
 
     def question(self, item: SetItem) -> str:
-        """As the paper asks, or as its runs of LLaDA2 do."""
+        """The paper's prompt, or that of its LLaDA2 runs."""
         if self.protocol == "paper":
             return str(item["question"])
         return f"Question: {item['question']}\nLet's think step by step\nAnswer:"
 
     def worked(self, item: SetItem) -> str:
-        """The written solution, without the calculator's notes, and its number in the words asked for."""
+        """The written solution without calculator annotations, ending with its number in the requested wording."""
         steps, _, number = re.sub(r"<<.*?>>", "", item["answer"]).partition("####")
         return f"{steps.strip()}\nThe final answer is {number.strip()}"
 
@@ -77,7 +77,7 @@ class GSM8K(FileTask):
         return Problem(name, prompt, self.worked(item), data, system)
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """Equal as numbers, however they are written."""
+        """Numbers must be equal, in any notation."""
         found = final_number(answer, problem.data["question"])
         right = found is not None and found == final_number(problem.data["gold"])
         strict = gsm8k_answer(answer) == gsm8k_gold(problem.data["solution"])
@@ -85,7 +85,7 @@ class GSM8K(FileTask):
 
 
 def final_number(text: str, question: str = "") -> Fraction | None:
-    """The number that a text ends up with: in the last box, after #### or "answer is", or the last of all.
+    """The final number of a text: in the last box, after #### or "answer is", or the last number of all.
 
     If the question asks for dozens, or thousands, "2 dozen" is 2; otherwise it is 24.
     """
@@ -106,7 +106,7 @@ def final_number(text: str, question: str = "") -> Fraction | None:
 
 
 def _first_or_total(sentences: list[str], units: frozenset[str]) -> Fraction | None:
-    """The number of the first sentence, unless that begins a list: then the total that a later one gives."""
+    """The number of the first sentence, unless it begins a list: then the total that a later sentence gives."""
     first, *later = sentences
     numbers = find_numbers(first, units)
     direct = not re.search(r"\w", first[: numbers[0].start])
@@ -117,7 +117,7 @@ def _first_or_total(sentences: list[str], units: frozenset[str]) -> Fraction | N
 
 
 def _announced(words: str, units: frozenset[str]) -> Fraction | None:
-    """The one number that words come to, if it is one: "5 + 3 = 8 eggs" says 8, "5 + 3" and "5 to 8" say none."""
+    """The result stated by the words, if there is exactly one: 8 in "5 + 3 = 8 eggs", none in "5 + 3" or "5 to 8"."""
     shorter = EXPLANATION.split(words, maxsplit=1)[0]
     words = shorter if find_numbers(shorter, units) else words
     numbers = find_numbers(words, units)
@@ -140,12 +140,12 @@ def _announced(words: str, units: frozenset[str]) -> Fraction | None:
 
 
 def _told(words: str, numbers: list[FoundNumber]) -> FoundNumber | None:
-    """The last number that is said to be what the others come to, or the one that is called a total."""
+    """The last number that is introduced as a result, or that is called a total."""
     ends = [0, *(number.end for number in numbers)]
     starts = [*(number.start for number in numbers[1:]), len(words)]
     told: list[FoundNumber] = []
     totals: list[FoundNumber] = []
-    opening = re.search(r"\w", words[: numbers[0].start])  # a whole sentence: its verb leads to what it says
+    opening = re.search(r"\w", words[: numbers[0].start])  # a whole sentence: its verb leads to the result
     for number, end, start in zip(numbers, ends, starts, strict=False):
         before, after = words[end : number.start], words[number.end : start]
         led = LEADS.search(before) or (opening and VERB.search(before))

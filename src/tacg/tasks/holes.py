@@ -1,4 +1,4 @@
-"""Texts with holes: real texts of which a share of the tokens is masked, for masked language models."""
+"""Texts with holes: real texts in which a share of the tokens is masked, for masked language models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HALVES = ("dev", "test")
 
 @dataclass(frozen=True)
 class TextsWithHoles(Task):
-    """Texts, parts of them masked; graded on the whole and by tokens. Subclasses know their texts and tokens."""
+    """Partly masked texts; graded on the whole text and by tokens. Subclasses define the texts and tokens."""
 
     kind: ClassVar[str]
 
@@ -28,11 +28,11 @@ class TextsWithHoles(Task):
     where: str = knob("random", "which ones: anywhere, or one span", choices=("random", "span"))
 
     def texts(self) -> list[str]:
-        """All of them, each once."""
+        """All texts, without repeats."""
         raise NotImplementedError
 
     def tokens(self, text: str) -> list[str]:
-        """A text as its models cut it."""
+        """Split a text into tokens as its models do."""
         raise NotImplementedError
 
     def given(self, token: str) -> bool:
@@ -40,7 +40,7 @@ class TextsWithHoles(Task):
         return False
 
     def valid(self, answer: str) -> bool | None:
-        """Whether an answer is well-formed, right or not, if that can be said."""
+        """Whether an answer is well-formed, right or not; None if this is not checked."""
         return None
 
     @property
@@ -51,11 +51,11 @@ class TextsWithHoles(Task):
 
     @property
     def decode(self) -> Mapping[str, int]:
-        """One block: these models see a text whole."""
+        """One block, because these models see the whole text."""
         return {"gen_length": 512, "block_length": 512}
 
     def problems(self, split: str = "test", n: int | None = None, seed: int = 0) -> Iterator[Problem]:
-        """Texts of one half in an order drawn from the seed, `n` of them or all. A hash decides the half."""
+        """Texts of one half in a random order of this seed, `n` or all. A hash decides the half."""
         if split not in HALVES:
             raise unknown(f"split of {self.name}", split, HALVES)
         if n is not None and n < 1:
@@ -79,7 +79,7 @@ class TextsWithHoles(Task):
         return Problem(name, prompt, text, {"holes": sorted(holes)}, infill=True)
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """The whole text must be there; the score is the share of masked tokens that are right."""
+        """The whole text must be right; the score is the share of masked tokens that are right."""
         wanted, got = self.tokens(problem.answer), self.tokens(answer)
         holes: Sequence[int] = problem.data["holes"]
         hits = sum(place < len(got) and got[place] == wanted[place] for place in holes)

@@ -31,7 +31,7 @@ class HumanEval(Programs):
     hub: ClassVar[tuple[str, str | None, str]] = ("openai/openai_humaneval", None, "test")
 
     def question(self, item: SetItem) -> str:
-        """The function's head, or the instruction of the paper's runs of LLaDA2."""
+        """The function's head, or the instruction of the paper's LLaDA2 runs."""
         if self.protocol == "paper":
             return str(item["prompt"])
         return (
@@ -45,35 +45,35 @@ class HumanEval(Programs):
         return f"```python\n{item['prompt']}{item['canonical_solution'].rstrip()}\n```"
 
     def make(self, item: SetItem, name: str, prompt: str) -> Problem:
-        """Its tests call `check` with the function."""
+        """The problem; its tests call `check` with the function."""
         data = {"head": item["prompt"], "test": item["test"], "function": item["entry_point"]}
         system = SYSTEM if self.protocol == "paper" else ""
         return Problem(item["task_id"], prompt, self.worked(item), data, system)
 
     def trial(self, problem: Problem, answer: str) -> Trial:
-        """A whole function and a mere body are both understood."""
+        """Accepts a whole function or only its body."""
         head, function = problem.data["head"], problem.data["function"]
         return _trial(problem.data, program(answer, [function], lambda code: completed(head, code, function)))
 
     def released(self, problem: Problem, answer: str) -> Trial:
-        """The first block is stripped, so that a body loses its first indentation and fails."""
+        """The first block is stripped, so a bare body loses its first indentation and fails."""
         fenced = re.search(r"```(?:python)?\n(.*?)(?:```|$)", answer, re.DOTALL)
         return _trial(problem.data, problem.data["head"] + (fenced.group(1) if fenced else answer).strip())
 
 
 def completed(head: str, code: str, function: str) -> str:
-    """The program: what the head imports and helps with stays, the function is the answer's."""
+    """The program: the head's imports and helpers, with the answer's function."""
     if defines(code, function):
         return f"{head.rstrip(' ')}{code.strip()}\n"
     first, *rest = re.sub(r"(?m)^[ \t]+", lambda space: space.group().expandtabs(4), code.strip("\n")).split("\n")
     as_it_is = "\n".join([first, *rest])
     if first.startswith(" "):
         return head + as_it_is
-    stripped = f"{head}    {as_it_is}"  # only the first line has lost its place
+    stripped = f"{head}    {as_it_is}"  # only the first line has lost its indentation
     return stripped if sound(stripped) else head + indent(as_it_is, "    ")
 
 
 def _trial(data: Any, source: str) -> Trial:
-    """The head comes to the tests as well, for some use a function that it defines."""
+    """The head is also given to the tests, because some use a function that it defines."""
     tests = (f"check({data['function']})",)
     return Trial(source, tests, f"{data['head']}\n{data['test']}", (data["function"],))

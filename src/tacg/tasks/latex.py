@@ -1,16 +1,16 @@
-"""What an answer puts into a box."""
+"""Extract the content of a LaTeX box."""
 
 from __future__ import annotations
 
 import re
 
-MARK = re.compile(r"\\f?boxed\s*\{|\\.|[{}]", re.DOTALL)  # a brace behind a backslash is printed, it groups nothing
+MARK = re.compile(r"\\f?boxed\s*\{|\\.|[{}]", re.DOTALL)  # an escaped brace is printed and groups nothing
 
 
 def last_box(text: str) -> str | None:
-    r"""What the last closed \boxed{…} holds, or None."""
+    r"""The content of the last closed \boxed{…}, or None."""
     found: tuple[int, str] | None = None
-    open_at: list[tuple[int, bool]] = []  # of every open brace: where its content starts, whether it is a box
+    open_at: list[tuple[int, bool]] = []  # for every open brace: where its content starts, and whether it is a box
     for mark in MARK.finditer(text):
         if mark[0][-1] == "{" and len(mark[0]) != 2:
             open_at.append((mark.end(), mark[0] != "{"))

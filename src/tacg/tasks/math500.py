@@ -1,4 +1,4 @@
-"""MATH-500 (Hendrycks et al., 2021; Lightman et al., 2023): competition mathematics; equality is for algebra to say."""
+"""MATH-500 (Hendrycks et al., 2021; Lightman et al., 2023): competition mathematics, graded by symbolic algebra."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from tacg.tasks.released import math_equal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SET = re.compile(r"\\infty|\\cup|\\emptyset|[\[\]<>]|\\[lg]e")  # what no point is written with
-PATIENCE = 60  # seconds before an expression that algebra does not come to an end with is called wrong
+SET = re.compile(r"\\infty|\\cup|\\emptyset|[\[\]<>]|\\[lg]e")  # never part of a point
+PATIENCE = 60  # seconds until an expression that algebra cannot settle counts as wrong
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Math500(FileTask):
     hub: ClassVar[tuple[str, str | None, str]] = ("HuggingFaceH4/MATH-500", None, "test")
 
     def question(self, item: SetItem) -> str:
-        """As the paper asks, or as its runs of LLaDA2 do."""
+        """The paper's prompt, or that of its LLaDA2 runs."""
         if self.protocol == "paper":
             return str(item["problem"])
         return f"{item['problem']}\nLet's think step by step, and put your final answer within \\boxed{{}}."
@@ -43,7 +43,7 @@ class Math500(FileTask):
         return str(item["solution"])
 
     def make(self, item: SetItem, name: str, prompt: str) -> Problem:
-        """The last box of the solution is the answer, unless the item names one."""
+        """The last box of the solution is the answer, unless the item has one."""
         gold = item.get("answer") or last_box(item["solution"])
         if gold is None:
             raise TacgError(f"Item {name} of the math500 set has neither `answer` nor a box in its `solution`.")
@@ -52,11 +52,11 @@ class Math500(FileTask):
         return Problem(str(item.get("unique_id") or name), prompt, item["solution"], data, system)
 
     def refuse_unready(self) -> None:
-        """Algebra is somebody else's work."""
+        """Raise unless `math-verify` is installed."""
         _need_math_verify()
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """The same letters, the same number, or the same by algebra."""
+        """Right if the text, the number or the algebra is the same."""
         data = problem.data
         gold = data["gold"]
         same = same_number(gold, answer)
@@ -65,18 +65,18 @@ class Math500(FileTask):
 
 
 def same_words(gold: str, answer: str) -> bool:
-    """Whether the final answer is spelled like the gold one, but for spaces and marks: a name is no algebra."""
+    """Whether the final answer is spelled like the gold one, ignoring spaces and markup: names are not algebra."""
     return _bare(_final(answer)) == _bare(gold) != ""
 
 
 def same_number(gold: str, answer: str) -> bool | None:
-    """Whether both are the same number; None unless both are nothing but one. Algebra takes "thousand" for a unit."""
+    """Whether both are the same number; None unless both are just a number. (Algebra reads "thousand" as a unit.)"""
     mine, told = whole_number(gold), whole_number(_final(answer).strip().rstrip("."))
     return None if mine is None or told is None else mine == told
 
 
 def _final(answer: str) -> str:
-    """What is in the last box, or else said after "answer is", up to the end of the line."""
+    """The content of the last box, or else what follows "answer is" up to the end of the line."""
     box = last_box(answer)
     return box if box is not None else re.split(r"answer is:?", answer)[-1].strip().split("\n")[0]
 
@@ -89,9 +89,9 @@ def _bare(text: str) -> str:
 
 
 def same_by_algebra(gold: str, answer: str, question: str = "") -> bool:
-    """Whether `math-verify` finds them equal, in a process of its own: algebra may take for ever.
+    """Whether `math-verify` finds them equal, in a separate process, because algebra may never end.
 
-    The question tells an interval from a point: 2 < x < 3 is the interval (2, 3) and no point.
+    The question distinguishes intervals from points: 2 < x < 3 is the interval (2, 3), not a point.
     """
     _need_math_verify()
     as_sets = SET.search(gold) is not None or "interval" in question.lower()
@@ -104,7 +104,7 @@ def same_by_algebra(gold: str, answer: str, question: str = "") -> bool:
 
 
 def _boxed_ending(answer: str) -> str:
-    """An answer without a box, with what it says last put into one."""
+    """An answer without a box, with its final statement put into one."""
     told = re.split(r"answer is:?", answer)
     if len(told) == 1:
         return answer

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TEST_IDS = range(11, 511)
-SPLITS = ("prompt", "test", "validation", "train")  # of the hub, in the order of their ids
+SPLITS = ("prompt", "test", "validation", "train")  # on the hub, ordered by id
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class MBPP(Programs):
         return [item for item in super().items() if self.subset == "all" or item["task_id"] in TEST_IDS]
 
     def question(self, item: SetItem) -> str:
-        """As the paper asks, with the tests as Python shows a list; or as its runs of LLaDA2 do."""
+        """The paper's prompt, with the tests as a Python list; or that of its LLaDA2 runs."""
         ask = f"You are an expert Python programmer, and here is your task: {item['prompt']} "
         ask += "Your code should pass these tests:\n\n"
         if self.protocol == "paper":
@@ -56,7 +56,7 @@ class MBPP(Programs):
         return f"```python\n{item['code'].strip()}\n```"
 
     def make(self, item: SetItem, name: str, prompt: str) -> Problem:
-        """A name that the tests use and the reference defines is the answer's, though Python may have one like it."""
+        """A name that the tests use and the reference defines belongs to the answer, even if Python has the same."""
         tests = "\n".join(item["test_list"])
         defined = re.findall(r"^(?:def|class)\s+(\w+)", item["code"], re.MULTILINE)
         data = {
@@ -68,19 +68,19 @@ class MBPP(Programs):
         return Problem(str(item["task_id"]), prompt, self.worked(item), data)
 
     def trial(self, problem: Problem, answer: str) -> Trial:
-        """The tests may use what they import, and Python's modules without an import."""
+        """The tests may use their imports, and standard modules without an import."""
         functions = problem.data["functions"]
         source = program(between_marks(answer), functions).strip("\n")
         return Trial(source, problem.data["tests"], problem.data["imports"], functions, problem.data["modules"])
 
     def released(self, problem: Problem, answer: str) -> Trial:
-        """Only a fence that names its language and is closed is seen; the tests' own imports are left out."""
+        """Reads only a closed fence that names its language; the tests' own imports are left out."""
         fenced = re.search(r"```python(.*?)```", answer, re.DOTALL)
         source = (fenced.group(1) if fenced else answer).strip("\n")
         return Trial(source, problem.data["tests"], "", problem.data["functions"], modules=False)
 
 
 def between_marks(answer: str) -> str:
-    """What is between the prompt's marks, each at an end of its line; behind [DONE] is what a model asks itself."""
+    """The text between the prompt's marks, each at an end of its line; models may go on after [DONE]."""
     until = re.split(r"(?m)^[ \t]*\[DONE\]|\[DONE\][ \t]*$", answer.replace("\r\n", "\n"))[0]
     return re.split(r"(?m)^[ \t]*\[BEGIN\]|\[BEGIN\][ \t]*$", until)[-1]

@@ -1,7 +1,7 @@
-"""Numbers as people write them: digits in groups, fractions, powers of ten, thousands and dozens, words.
+"""Numbers as people write them: grouped digits, fractions, powers of ten, thousands and dozens, words.
 
-Where a spelling can mean two things, English is meant: 1.200 is a little more than one, 1,200 is more than a thousand.
-A comma before one or two digits, or after a lone 0, has no English meaning and is a decimal comma: 12,5 and 0,125.
+Ambiguous notations are read as English: 1.200 is a little more than one, 1,200 is more than a thousand.
+A comma before one or two digits, or after a single 0, has no English meaning and is a decimal comma: 12,5 and 0,125.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-LONGEST = 300  # characters: what is longer is babble
+LONGEST = 300  # characters; anything longer is not a meaningful number
 POWERS = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
-LETTERS = {"k": 10**3, "m": 10**6, "b": 10**9, "bn": 10**9}  # after money only: "5k" may be a race
+LETTERS = {"k": 10**3, "m": 10**6, "b": 10**9, "bn": 10**9}  # only after money: "5k" may be a race
 HALVES = {"half": Fraction(1, 2), "quarter": Fraction(1, 4)}
 
 AMOUNT = "|".join(
@@ -54,7 +54,7 @@ NUMBER = re.compile(
 
 @dataclass(frozen=True)
 class FoundNumber:
-    """A number and the place it was found at; no value if it has none, as 1/0, or is too long to be meant."""
+    """A number and its position; no value if it is undefined, such as 1/0, or too long to be meant."""
 
     value: Fraction | None
     start: int
@@ -62,7 +62,7 @@ class FoundNumber:
 
 
 def find_numbers(text: str, units: frozenset[str] = frozenset()) -> list[FoundNumber]:
-    """Every number that is written in digits, and one in words if the text begins with it; `units` scale nothing."""
+    """Every number in digits, and one in words if the text begins with it; words in `units` do not scale."""
     found: list[tuple[FoundNumber, int]] = []
     for match in NUMBER.finditer(text):
         scale = _scale(match, units)
@@ -79,7 +79,7 @@ def find_numbers(text: str, units: frozenset[str] = frozenset()) -> list[FoundNu
 
 
 def whole_number(text: str) -> Fraction | None:
-    """The value of a text that is nothing but one number. A lone comma may separate two and is left to others."""
+    """The value of a text that is just one number. A single comma may separate two numbers, so it is not accepted."""
     text = plain(text).strip(" $")
     numbers = [] if re.search(r",\d{1,2}(?!\d)", text) else find_numbers(text)
     whole = len(numbers) == 1 and (numbers[0].start, numbers[0].end) == (0, len(text))
@@ -94,7 +94,7 @@ def _scale(match: re.Match[str], units: frozenset[str]) -> int:
 
 
 def _continues(last: FoundNumber, scale: int, number: FoundNumber, text: str) -> bool:
-    """Whether a number goes on where a scaled one ends."""
+    """Whether a number continues a scaled one before it."""
     if scale < 1000 or not last.value or number.value is None or last.end == number.start:
         return False
     return text[last.end : number.start].isspace() and 0 < number.value < scale and text[number.start].isdigit()
@@ -120,7 +120,7 @@ def _value(match: re.Match[str], scale: int) -> Fraction | None:
 
 
 def _decimal(amount: str) -> Fraction:
-    """The value of digits with marks between them; the last mark may be that of decimals."""
+    """The value of digits with separators; the last separator may be a decimal one."""
     amount = re.sub("[ '’]", "", amount)
     if re.fullmatch(r"[\d.]*,\d{1,2}|0,\d+", amount):
         amount = amount.replace(".", "").replace(",", ".")
@@ -140,7 +140,7 @@ PARTS = ("half", "third", "quarter", "fifth", "sixth", "seventh", "eighth", "nin
 
 
 def _spell(number: int) -> str:
-    """Up to 999, without "and" and hyphens."""
+    """A number up to 999 in words, without "and" and hyphens."""
     hundreds, rest = divmod(number, 100)
     tens, ones = divmod(rest, 10)
     words = [ONES[hundreds], "hundred"] if hundreds else []
@@ -163,7 +163,7 @@ IN_WORDS = re.compile(
 
 
 def _in_words(text: str, units: frozenset[str]) -> FoundNumber | None:
-    """The number that a text begins with, in words: "eighteen", "two and a half", "a dozen", "three quarters"."""
+    """The number in words at the beginning of a text: "eighteen", "two and a half", "a dozen", "three quarters"."""
     match = IN_WORDS.match(text)
     if match is None or len(match["words"]) > LONGEST:
         return None
@@ -177,7 +177,7 @@ def _in_words(text: str, units: frozenset[str]) -> FoundNumber | None:
 
 
 def _sum_of_words(words: str, units: frozenset[str]) -> Fraction | None:
-    """Thousands, and what is less; then perhaps "and" a part. None if words do not go together so."""
+    """Scaled parts and the rest, optionally followed by "and" a fraction. None if the words do not form a number."""
     whole, _, last = words.rpartition(" and ")
     count, _, name = last.rpartition(" ")
     name = name if name in PARTS else name.removesuffix("s")
@@ -207,7 +207,7 @@ SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 SPELLINGS: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"[\u00a0\u2007\u2009\u202f]|\\[,;: ]|~", " "),
     (r"\\!|`", ""),
-    (r"(?m)^\s*[-*+•]\s+", ""),  # bullets; the sign of a number stands right before it
+    (r"(?m)^\s*[-*+•]\s+", ""),  # bullets; a number's sign has no space after it
     (r"(?<=\d)\*\*(?=\d)", "^"),
     (r"\*\*|__", ""),
     (r"(?<=[\d)])\s*\*\s*(?=[\d($\\])", " × "),
@@ -229,7 +229,7 @@ COMPILED = [(re.compile(pattern), new) for pattern, new in SPELLINGS]
 
 
 def plain(text: str) -> str:
-    """Without the ways of LaTeX, Markdown and typesetters to write and to space numbers."""
+    """Normalize the notation and spacing of numbers in LaTeX, Markdown and typeset text."""
     for pattern, new in COMPILED:
         text = pattern.sub(new, text)
     return text

@@ -1,4 +1,4 @@
-"""Small functions over lists of numbers: a signature and a docstring in, Python out. Graded by running it."""
+"""Small functions over lists of numbers: from a signature and a docstring to Python. Graded by running it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 FUNCTION = "solve"
 ARGUMENTS = ["numbers", "values", "data", "items"]
 LOOP_NAMES = ["n", "x", "v", "i"]
-STEPS = "abcdefgh"  # what the docstring calls its steps, and the function its lists
+STEPS = "abcdefgh"  # names of the docstring's steps, and of the function's lists
 
-# What the docstring says -> the condition or expression, with {v} for the loop name and {k} for a number.
+# Description in the docstring -> condition or expression; {v} is the loop variable and {k} a number.
 FILTERS = {
     "keep the even numbers": "{v} % 2 == 0",
     "keep the odd numbers": "{v} % 2 == 1",
@@ -48,7 +48,7 @@ RETURNS = {
 
 @dataclass(frozen=True)
 class PocketCode(Task):
-    """A chain of list steps, each with a name. Difficulty: how many, and how large their numbers."""
+    """A chain of named list steps. Difficulty: how many steps, and how large their numbers."""
 
     min_steps: int = knob(4, "fewest steps before the return", low=1, high=len(STEPS))
     max_steps: int = knob(5, "most steps before the return", low=1, high=len(STEPS))
@@ -81,10 +81,10 @@ class PocketCode(Task):
         return document, Problem("", prompt, answer, {"function": FUNCTION, "reference": answer, "seed": seed})
 
     def _step(self, rng: random.Random) -> tuple[str, str, str]:
-        """A step's kind, its words and its code; {v} and {xs} are left open."""
+        """A step's kind, its description and its code, with {v} and {xs} left open."""
         kind, table = rng.choice([("filter", FILTERS), ("map", MAPS), ("whole", WHOLE)])
         told, code = rng.choice(list(table.items()))
-        k = str(rng.randint(3 if "multiples" in told else 2, max(3, self.largest)))  # multiples of 2 are the even ones
+        k = str(rng.randint(3 if "multiples" in told else 2, max(3, self.largest)))  # multiples of 2: see "even"
         return kind, told.replace("{k}", k), code.replace("{k}", k)
 
     def grade(self, problem: Problem, answer: str) -> Grade:
@@ -95,7 +95,7 @@ class PocketCode(Task):
 
 
 def agreement(answer: str, reference: str, function: str, tried: list[list[int]]) -> float:
-    """The share of inputs on which `answer` returns what `reference` returns, in value and in type."""
+    """The share of inputs for which `answer` returns the same as `reference`, in value and type."""
     setup = f"space = {{}}\nexec({reference!r}, space)\n"
     setup += "def same(a, b):\n    return type(a) is type(b) and a == b"
     tests = [f"assert same({function}({each}), space[{function!r}]({each}))" for each in tried]
@@ -103,7 +103,7 @@ def agreement(answer: str, reference: str, function: str, tried: list[list[int]]
 
 
 def inputs(seed: int) -> list[list[int]]:
-    """Ten lists to try a function on: empty, short, and long enough that something is left after several steps."""
+    """Ten input lists: empty, short, and long enough that something is left after several steps."""
     rng = random.Random(seed)
     lists: list[list[int]] = [[], [rng.randint(1, 9)]]
     lists += [[rng.randint(-9, 40) for _ in range(rng.randint(6, 20))] for _ in range(4)]
@@ -112,7 +112,7 @@ def inputs(seed: int) -> list[list[int]]:
 
 
 def _lines(kind: str, code: str, v: str, source: str, target: str, *, loop: bool) -> list[str]:
-    """A step as Python: one line, or a loop that appends."""
+    """A step as Python: one line, or a loop with append."""
     code = code.replace("{v}", v).replace("{xs}", source)
     if kind == "whole":
         return [f"{target} = {code}"]
@@ -125,7 +125,7 @@ def _lines(kind: str, code: str, v: str, source: str, target: str, *, loop: bool
 
 
 def reference_outputs(problem: Problem) -> list[Any]:
-    """What the reference answer returns on the hidden inputs (for tests of the task itself)."""
+    """The reference answer's results on the hidden inputs (for tests of the task itself)."""
     space: dict[str, Any] = {}
     exec(problem.data["reference"], space)
     return [space[problem.data["function"]](list(each)) for each in inputs(problem.data["seed"])]

@@ -1,4 +1,4 @@
-"""Word problems in several steps: small numbers, written-out reasoning, one final answer. The shape of GSM8K."""
+"""Word problems in several steps, similar to GSM8K: small numbers, written-out reasoning, one final answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PEOPLE |= {"Tom": "he", "Ben": "he", "Leo": "he", "Sam": "he", "Max": "he"}
 THINGS = ["apples", "books", "coins", "cards", "stamps", "shells", "marbles", "pencils", "stickers", "beads"]
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 
-# (sign, what the story says, what the answer says); {b} is the amount, {other} another person.
+# (sign, wording in the story, wording in the answer); {b} is the amount, {other} another person.
 EVENTS = [
     ("+", "buys {b} more", "buys {b}"),
     ("+", "finds {b} more", "finds {b}"),
@@ -76,7 +76,7 @@ class PocketMath(Task):
                 return sign, told, said, b, after
 
     def _sentence(self, rng: random.Random, day: str, said: str, step: str, after: int, things: str) -> str:
-        """One step of the reasoning, in one of three wordings. Each result is said once: there is nothing to copy."""
+        """One step of the reasoning, in one of three wordings. Each result appears once, so nothing can be copied."""
         return rng.choice(
             [
                 f"On {day} {said}, which makes {after}.",
@@ -86,7 +86,7 @@ class PocketMath(Task):
         )
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """The last number after "answer is"; the last number of all if it is not said."""
+        """The last number after "answer is", or the last number of all if that is missing."""
         told = re.findall(r"answer is\s*(-?\d+)", answer) or re.findall(r"-?\d+", answer)
         right = bool(told) and int(told[-1]) == problem.data["answer"]
         return Grade(right, float(right))

@@ -1,4 +1,4 @@
-"""Small sudokus, some in a row, with one solution whose cells follow from those before them by elimination."""
+"""Small sudokus, several per problem, each with one solution that can be found by elimination."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ BOX = {4: (2, 2), 6: (2, 3)}  # rows and columns of a box
 
 @dataclass(frozen=True)
 class PocketSudoku(Task):
-    """Difficulty: the size, how many puzzles, and how many clues are left of each at least.
+    """Small sudokus. Difficulty: the size, how many puzzles, and the minimum number of clues of each.
 
-    Fewer clues make longer chains of deduction. By default an answer has four grids, each a block of its own.
+    Fewer clues need longer chains of deduction. By default an answer has four grids, one per block.
     """
 
     size: str = knob("4", "cells along a side", choices=("4", "6"))
@@ -33,13 +33,13 @@ class PocketSudoku(Task):
 
     @property
     def decode(self) -> Mapping[str, int]:
-        """A block a grid: its cells, a line break after each row, and one between grids."""
+        """One block per grid: its cells, a line break after each row, and one between grids."""
         size = int(self.size)
         block = size * (size + 1) + 1
         return {"gen_length": block * self.puzzles, "block_length": block}
 
     def draw(self, rng: random.Random) -> tuple[str, Problem]:
-        """Some puzzles; equal solutions are the same problem."""
+        """Several puzzles; equal solutions are the same problem."""
         size = int(self.size)
         least = self.clues if self.clues is not None else {4: 7, 6: 16}[size]
         solutions = [full_grid(size, rng) for _ in range(self.puzzles)]
@@ -63,7 +63,7 @@ class PocketSudoku(Task):
 
 
 def show(grid: Grid, size: int) -> str:
-    """The grid as text: a line a row, dots for empty cells."""
+    """The grid as text: one line per row, dots for empty cells."""
     rows = [grid[start : start + size] for start in range(0, size * size, size)]
     return "\n".join("".join(f" {cell or '.'}" for cell in row) for row in rows)
 
@@ -97,7 +97,7 @@ def full_grid(size: int, rng: random.Random) -> Grid:
 
 
 def thin_out(solution: Grid, size: int, least: int, rng: random.Random) -> Grid:
-    """Take clues away in random order as long as elimination alone still solves the puzzle."""
+    """Remove clues in random order as long as elimination alone still solves the puzzle."""
     puzzle = list(solution)
     left = size * size
     for place in rng.sample(range(size * size), size * size):
@@ -112,7 +112,7 @@ def thin_out(solution: Grid, size: int, least: int, rng: random.Random) -> Grid:
 
 
 def solved_by_elimination(puzzle: Grid, size: int) -> bool:
-    """Whether filling cells that have only one possible digit, again and again, fills the grid.
+    """Whether repeatedly filling cells that have only one possible digit fills the grid.
 
     Every such step is forced, so a puzzle that passes has exactly one solution.
     """

@@ -1,4 +1,4 @@
-"""Prompts of one's own: nothing is known about them, so nothing is graded."""
+"""The user's own prompts. They have no reference answers, so nothing is graded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OwnPrompts(Task):
-    """The lines of a file. One with holes, such as ⟨8⟩, is a canvas to fill; any other is a prompt to answer."""
+    """The lines of a file. A line with holes, such as ⟨8⟩, is a canvas to fill; any other is a prompt to answer."""
 
     fixed = False
 
@@ -26,16 +26,16 @@ class OwnPrompts(Task):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The file's, without its ending."""
+        """The file's name, without its extension."""
         return Path(self.file).stem
 
     @property
     def decode(self) -> Mapping[str, int]:
-        """Nothing is known: the decode's own lengths."""
+        """The decode's default lengths."""
         return {}
 
     def problems(self, split: str = "test", n: int | None = None, seed: int = 0) -> Iterator[Problem]:
-        """The first `n` lines that are not blank; they have no splits, and the seed changes nothing."""
+        """The first `n` lines that are not blank; there are no splits, and the seed has no effect."""
         lines = [line for line in read_text(Path(self.file), "file of prompts").splitlines() if line.strip()]
         if not lines:
             raise TacgError(f"{self.file} holds no prompt.")
@@ -43,5 +43,5 @@ class OwnPrompts(Task):
             yield Problem(f"{self.name}-{number + 1}", line, "", infill=HOLE.search(line) is not None)
 
     def grade(self, problem: Problem, answer: str) -> Grade:
-        """Nobody knows what would be right."""
+        """Not graded: there is no reference answer."""
         return Grade(False, 0.0)

@@ -1,4 +1,4 @@
-"""Chemical reactions with holes: what masked language models of reactions were trained on, at any share masked."""
+"""Chemical reactions with holes, the training data of reaction language models, at any masked share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RING = re.compile(r"%\(\d{3}\)|%\d{2}|\d")
 
 @dataclass(frozen=True)
 class Reactions(TextsWithHoles):
-    """Chemical reactions, parts of them masked; graded on the whole, by tokens and by syntax."""
+    """Chemical reactions, partly masked; graded on the whole text, by tokens and by syntax."""
 
     kind: ClassVar[str] = "reactions"
 
@@ -33,11 +33,11 @@ class Reactions(TextsWithHoles):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """With its knobs: a table may have rows of several."""
+        """The name with its knobs, because a table may have rows of several."""
         return super().name + ("-arrow" if self.arrow else "")
 
     def refuse_unready(self) -> None:
-        """Valences are looked up by a chemistry library."""
+        """Raise unless the chemistry library that checks valences is installed, if it is needed."""
         if self.check == "valence" and importlib.util.find_spec("rdkit") is None:
             raise TacgError("`check` valence needs the library rdkit: pip install rdkit, or use check=syntax.")
 
@@ -46,20 +46,20 @@ class Reactions(TextsWithHoles):
         return _reactions(self.data)
 
     def tokens(self, text: str) -> list[str]:
-        """As models of reactions cut them."""
+        """Split a reaction as its models do."""
         return smiles_tokens(text)
 
     def given(self, token: str) -> bool:
-        """The arrow, unless told otherwise."""
+        """The arrow is given, unless a knob says otherwise."""
         return ">" in token and not self.arrow
 
     def valid(self, answer: str) -> bool:
-        """By syntax, and by valence if that was asked for."""
+        """Check the syntax, and valences if requested."""
         return well_formed(answer) and (self.check == "syntax" or valence_holds(answer))
 
 
 def _reactions(data: str | None) -> list[str]:
-    """All of them, each once."""
+    """All reactions, without repeats."""
     file = SHIPPED if data is None else Path(data).expanduser()
     lines = read_text(file, "file of reactions", "pass the path of one with data=FILE").split("\n")
     found = list(dict.fromkeys(line.strip() for line in lines if line.strip()))
@@ -70,12 +70,12 @@ def _reactions(data: str | None) -> list[str]:
 
 
 def smiles_tokens(text: str) -> list[str]:
-    """Atoms, bonds, brackets, ring closures and the arrow, as models of reactions cut them."""
+    """Atoms, bonds, brackets, ring closures and the arrow, split as reaction models do."""
     return TOKEN.findall(text)
 
 
 def well_formed(text: str) -> bool:
-    """Whether there is one arrow, no side is empty, brackets close, and every ring that is opened is closed."""
+    """Whether there is one arrow, no side is empty, brackets close, and every opened ring is closed."""
     sides = text.split(">")
     if len(sides) != 3 or not sides[0] or not sides[2]:
         return False
@@ -83,7 +83,7 @@ def well_formed(text: str) -> bool:
 
 
 def _closed(molecule: str) -> bool:
-    """Of one molecule. A branch follows an atom and is not empty, so "C()C", "(C)C" and "C(" are wrong."""
+    """Check one molecule. A branch follows an atom and is not empty, so "C()C", "(C)C" and "C(" are wrong."""
     tokens = smiles_tokens(molecule)
     depth = 0
     for before, token in zip(["(", *tokens], tokens, strict=False):
@@ -91,12 +91,12 @@ def _closed(molecule: str) -> bool:
         if depth < 0 or (before == "(" and token in "()"):
             return False
     rings = Counter(token for token in tokens if RING.fullmatch(token))
-    whole = all(token not in ("[", "]") for token in tokens)  # of a bracket atom that does not close
+    whole = all(token not in ("[", "]") for token in tokens)  # left over from an unclosed bracket atom
     return bool(tokens) and depth == 0 and whole and all(count % 2 == 0 for count in rings.values())
 
 
 def valence_holds(text: str) -> bool:
-    """Whether rdkit can make molecules of it: valences, aromatic rings, and all its syntax."""
+    """Whether rdkit can build the molecules, which checks valences, aromatic rings and the whole syntax."""
     from rdkit import Chem, RDLogger
 
     RDLogger.DisableLog("rdApp.*")

@@ -1,7 +1,7 @@
-"""How the paper's released code reads answers to GSM8K and MATH, oddities included: to compare like with like.
+"""How the paper's released code reads answers to GSM8K and MATH, quirks included, for a fair comparison.
 
-Written from its behaviour. Among the oddities: a comma inside a box ends the number ("1,000" is 1); every boxed answer
-counts, and one that is right is enough; the letters "is" cut an answer; units are cut off only if they are words.
+Written from its behaviour. Some quirks: a comma inside a box ends the number ("1,000" is 1); every boxed answer counts,
+and one right answer is enough; the letters "is" cut an answer; units are removed only if they are words.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def _without_zeros(number: str) -> str:
 
 
 def math_equal(question: str, solution: str, answer: str) -> bool:
-    """Whether any answer read from one text is among those read from the other."""
+    """Whether any answer in one text is among those in the other."""
     return bool(_answers(question, solution) & _answers(question, answer))
 
 
 def _answers(question: str, text: str) -> set[frozenset[str]]:
-    """Every answer that a text gives, each as the set of its parts: one, or as many as commas separate."""
+    """Every answer that a text gives, each as the set of its comma-separated parts."""
     commas = "separated by commas" in question
     found: set[frozenset[str]] = set()
     for told in _told(text):
@@ -55,7 +55,7 @@ def _answers(question: str, text: str) -> set[frozenset[str]]:
 
 
 def _told(text: str) -> list[str]:
-    """What is in boxes; or else said after "answer is"; or else the last word with a digit."""
+    """The content of boxes; or else what follows "answer is"; or else the last word with a digit."""
     if "boxed" in text:
         told = _boxed(text)
     elif "answer is" in text:
@@ -68,7 +68,7 @@ def _told(text: str) -> list[str]:
 
 
 def _boxed(text: str) -> list[str]:
-    """The contents of every closed box; a percent sign behind the brace keeps the brace."""
+    """The contents of every closed box; a percent sign after the brace keeps the brace."""
     found = []
     for piece in text.split("boxed{")[1:]:
         depth = 0
@@ -81,7 +81,7 @@ def _boxed(text: str) -> list[str]:
 
 
 def _trimmed(answer: str, *, keep_equation: bool, keep_commas: bool) -> str:
-    """Without words around it, units, marks of emphasis, and what stands before an equals sign."""
+    """Remove surrounding words, units, emphasis, and what comes before an equals sign."""
     answer = answer.split("is")[-1].strip()
     answer = re.sub(r"\\\((.*?)\\\)", r"\1", answer)
     answer = re.sub(r"\*\*(.*?)\*\*", r"\1", answer).strip("*")
@@ -104,7 +104,7 @@ def _trimmed(answer: str, *, keep_equation: bool, keep_commas: bool) -> str:
     return _without_zeros(answer)
 
 
-# In this order; after each of the first, spaces at the ends are cut.
+# Applied in this order; after each of the first group, spaces at the ends are removed.
 UNITS = [
     (r"\^\{\\circ\}", ""),
     (r"\^\\circ", ""),
@@ -137,7 +137,7 @@ ARGUMENTS = [
 
 
 def _normal(answer: str) -> str:
-    """One spelling for what LaTeX can spell in many ways."""
+    """One spelling for what LaTeX can write in many ways."""
     answer = answer.strip().replace("\n", "").rstrip(".").replace("\\!", "")
     if answer.startswith("\\text{") and answer.endswith("}"):
         answer = answer[6:-1]
@@ -164,7 +164,7 @@ def _rewrite(text: str, rules: list[tuple[str, str]]) -> str:
 
 
 def _braced(answer: str) -> str:
-    r"""\frac12 and \frac1{23} with braces; left alone if any is too short for that."""
+    r"""\frac12 and \frac1{23} with braces; unchanged if any is too short for that."""
     first, *rest = answer.split("\\frac")
     if any(not part.startswith("{") and len(part) < 2 for part in rest):
         return answer
@@ -177,14 +177,14 @@ def _braced(answer: str) -> str:
 
 
 def _fraction(answer: str) -> str:
-    """a/b as LaTeX, if that is all there is and each side is a whole number or has a root."""
+    """a/b as LaTeX, if that is the whole answer and each side is an integer or has a root."""
     sides = answer.split("/")
     whole = [side for side in sides if "sqrt" in side or (re.fullmatch(r"0|-?[1-9]\d*", side))]
     return f"\\frac{{{sides[0]}}}{{{sides[1]}}}" if len(sides) == 2 and len(whole) == 2 else answer
 
 
 def _decimal(answer: str) -> str | None:
-    r"""\frac of whole numbers as a decimal, else None."""
+    r"""\frac of integers as a decimal, otherwise None."""
     if "frac" not in answer:
         return None
     bare = answer.replace("\\dfrac", "").replace("\\frac", "")

@@ -1,4 +1,4 @@
-"""Finding the program in an answer: between fences of any kind, in several blocks, among talk, or all of the answer."""
+"""Find the program in an answer: between fences of any kind, in several blocks, among prose, or the whole answer."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ OPENING = re.compile(
 BEGINNING = re.compile(r"(?:def|class|async|import|from|if|try)\b|@\w|\w+\s*(?::[^=]+)?=[^=]")
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 DEFINING = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign | ast.If | ast.Try
-TRIES = 12  # blocks, fences that may close one, places where a program may begin, lines of talk that may follow it
-LONGEST = 20_000  # characters that are looked at as Python
+TRIES = 12  # maximum blocks, closing fences per block, possible program starts, and prose lines after it
+LONGEST = 20_000  # characters that are parsed as Python
 
 _quiet = threading.Lock()
 
 
 def program(answer: str, names: Sequence[str], complete: Complete = str) -> str:
-    """The source of the program that an answer gives.
+    """The source of the program in an answer.
 
     names     what the program must define
-    complete  makes a source of a piece of code that may lack something, such as the head of its function
+    complete  completes a piece of code that may lack something, such as the head of its function
 
-    The first block that defines a name and is no stub, with what it needs from other blocks; where no block does, what
-    defines it outside of them, or the first block that is Python at all.
+    It is the first block that defines a name and is not a stub, plus what it needs from other blocks. If there is none,
+    it is a definition outside the blocks, or the first block that is valid Python.
     """
     text = _level(answer.replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff"), names)
-    if sound(complete(text)):  # it is all Python, and fences, if any, are in its strings
+    if sound(complete(text)):  # it is all Python, and any fences are in its strings
         return _joined([], text, complete)
     blocks = [_level(block, names) for block in itertools.islice(fenced(text, complete), TRIES)]
     fitting = [block for block in blocks if defines(block, *names)]
@@ -56,7 +56,7 @@ def program(answer: str, names: Sequence[str], complete: Complete = str) -> str:
 
 
 def defines(code: str, *names: str) -> bool:
-    """Whether a program binds one of the names: by `def`, `class`, `=` or an import, perhaps under an `if`."""
+    """Whether a program binds one of the names: by `def`, `class`, `=` or an import, possibly under an `if`."""
     parsed = tree(code)
     if parsed is None:
         return any(re.search(rf"(?m)^(?:async\s+)?(?:def|class)\s+{re.escape(name)}\b", code) for name in names)
@@ -65,23 +65,23 @@ def defines(code: str, *names: str) -> bool:
 
 @functools.lru_cache(maxsize=256)
 def tree(code: str) -> ast.Module | None:
-    """A source as Python reads it; None if it is not Python."""
+    """A source's syntax tree; None if it is not Python."""
     parsed = parse(code)
     return parsed if isinstance(parsed, ast.Module) else None
 
 
 def sound(code: str) -> bool:
-    """Whether a source is Python and returns nothing outside of its functions, as a body without its head does."""
+    """Whether a source is Python and has no `return` outside of functions, as a body without its head has."""
     parsed = tree(code)
     return parsed is not None and not any(isinstance(node, ast.Return) for node in _outside_scopes(parsed))
 
 
 def parse(code: str) -> ast.Module | int:
-    """A source as Python reads it, or the number of the line that it stumbles over."""
+    """A source's syntax tree, or the line number of its syntax error."""
     if len(code) > LONGEST:
         return 1
     try:
-        with _quiet, warnings.catch_warnings():  # Python warns of odd escapes
+        with _quiet, warnings.catch_warnings():  # Python warns about invalid escapes
             warnings.simplefilter("ignore")
             return ast.parse(code)
     except SyntaxError as error:
@@ -91,7 +91,7 @@ def parse(code: str) -> ast.Module | int:
 
 
 def fenced(text: str, complete: Complete) -> Iterator[str]:
-    """The blocks between fences. Of the fences that may close a block, the first before which it is Python does."""
+    """The blocks between fences. A block is closed by the first possible fence before which it is valid Python."""
     while match := OPENING.search(text):
         mark = match["mark"] or match["late"]
         anywhere = "" if mark[0] == "`" else r"(?m)^[ \t]*"
@@ -103,7 +103,7 @@ def fenced(text: str, complete: Complete) -> Iterator[str]:
         codes = [_shifted(text[match.end() : start], len(match["indent"])) for start, _ in ends]
         number = next((number for number, code in enumerate(codes) if sound(complete(code))), 0)
         yield codes[number]
-        text = text[ends[number][1] :]  # what follows on the same line may open the next
+        text = text[ends[number][1] :]  # text on the same line may open the next block
 
 
 def _in_comment(text: str, place: int) -> bool:
@@ -112,19 +112,19 @@ def _in_comment(text: str, place: int) -> bool:
 
 
 def _shifted(code: str, width: int) -> str:
-    """Without the indentation of its fence, if it has it."""
+    """The code without its fence's indentation, if it has it."""
     indented = width and code.lstrip("\n")[:1].isspace()
     return re.sub(rf"(?m)^[ \t]{{1,{width}}}", "", code) if indented else code
 
 
 def _level(code: str, names: Sequence[str]) -> str:
-    """A whole program that is indented, as in a list, comes to the left; a mere body stays."""
+    """Dedent a whole program that is indented, as in a list; a bare body is unchanged."""
     level = dedent(code)
     return level if not defines(code, *names) and defines(level, *names) else code
 
 
 def _among_talk(text: str, names: Sequence[str]) -> str:
-    """The first run of lines that is Python and defines a name; else the lines before talk begins; else all."""
+    """The first run of lines that is Python and defines a name; else the lines before prose begins; else everything."""
     lines = _level(text, names).split("\n")
     starts = [number for number, line in enumerate(lines) if BEGINNING.match(line)]
     runs = [_run(lines[start:]) for start in [0, *starts][:TRIES]]
@@ -132,12 +132,12 @@ def _among_talk(text: str, names: Sequence[str]) -> str:
 
 
 def _indented(code: str) -> bool:
-    """Whether its first line stands to the right."""
+    """Whether its first line is indented."""
     return next((line for line in code.split("\n") if line.strip()), "")[:1].isspace()
 
 
 def _run(lines: list[str]) -> str:
-    """As many of the first lines as are Python, whether or not they are indented."""
+    """As many of the first lines as form valid Python, indented or not."""
     inner = _indented("\n".join(lines))
     for _ in range(TRIES):
         found = parse("\n".join(["if 1:", *lines] if inner else lines))
@@ -148,7 +148,7 @@ def _run(lines: list[str]) -> str:
 
 
 def _helpers(chosen: str, blocks: Iterable[str], names: Sequence[str], complete: Complete) -> list[str]:
-    """What other blocks define of what the chosen one needs, and of what that needs in turn; their own trials not."""
+    """Definitions in other blocks that the chosen one needs, directly or indirectly, without their example calls."""
     others = [block for block in blocks if block is not chosen and tree(block)]
     taken: list[str] = []
     while True:
@@ -160,7 +160,7 @@ def _helpers(chosen: str, blocks: Iterable[str], names: Sequence[str], complete:
 
 
 def _lacking(code: str, names: Sequence[str]) -> set[str]:
-    """Names that a program reads, or should define, and does not bind anywhere."""
+    """Names that a program reads, or should define, but does not bind."""
     nodes = list(ast.walk(tree(code) or ast.Module([], [])))
     read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -176,7 +176,7 @@ def _definitions(code: str) -> str:
 
 
 def _bound(code: str) -> set[str]:
-    """Names that a module binds; none if it is the body of a function, whose names are its own."""
+    """Names that a module binds; none for the body of a function, whose names are local."""
     parsed = tree(code)
     return _names(_outside_scopes(parsed)) if parsed and sound(code) else set()
 
@@ -189,7 +189,7 @@ def _outside_scopes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _names(nodes: Iterable[ast.AST]) -> set[str]:
-    """What these nodes bind: functions, classes, variables and imports."""
+    """The names that these nodes bind: functions, classes, variables and imports."""
     found: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -202,7 +202,7 @@ def _names(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def _stub(code: str, names: Sequence[str]) -> bool:
-    """Whether all it has to say of the names is `pass`, `...`, a docstring, None or that it is not implemented."""
+    """Whether its definition of the names is only `pass`, `...`, a docstring, None or NotImplementedError."""
     bodies = [
         node.body
         for node in _outside_scopes(tree(code) or ast.Module([], []))
@@ -222,7 +222,7 @@ def _says_nothing(statement: ast.stmt) -> bool:
 
 
 def _joined(helpers: Sequence[str], code: str, complete: Complete) -> str:
-    """One source, with imports from the future at its top."""
+    """One source, with `__future__` imports at its top."""
     futures, rest = _future(code)
     pieces = [_future(helper) for helper in helpers]
     source = complete("\n\n".join([*(piece for _, piece in pieces), rest]))
@@ -230,9 +230,9 @@ def _joined(helpers: Sequence[str], code: str, complete: Complete) -> str:
 
 
 def _future(code: str) -> tuple[list[str], str]:
-    """The imports from the future at the top of a program, and the program without them, line for line."""
+    """The `__future__` imports at the top of a program, and the program without them, with the same line numbers."""
     statements = (tree(code) or ast.Module([], [])).body
-    first = isinstance(statements[0], ast.Expr) if statements else 0  # a docstring may stand before them
+    first = isinstance(statements[0], ast.Expr) if statements else 0  # a docstring may come before them
     found = list(itertools.takewhile(_from_future, statements[first:]))
     lines = code.split("\n")
     for each in reversed(found):

@@ -1,7 +1,7 @@
 """Free wording: one meaning, many sentences.
 
-A template says what may be said: `(On {day}|By {day},) she has {n}( now|).` stands for four sentences. Who answers in
-free wording leaves every position open until its neighbours are settled, as people do.
+A template describes possible sentences: `(On {day}|By {day},) she has {n}( now|).` stands for four of them. With free
+wording, every position stays open until its neighbours are settled.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-# How pocket's tokenizer cuts text: a word or number with the space before it; a line break with its indentation; a run
-# of other signs. Every piece that its training text holds is one token.
+# How pocket's tokenizer splits text: a word or number with the space before it; a line break with its indentation; a
+# run of other characters. Every piece that occurs in its training text is one token.
 PIECES = r"\n(?: {4})*| ?[A-Za-z]+| ?\d{1,2}| ?[^\sA-Za-z\d]+|\s"
 _INNERMOST = re.compile(r"\(([^()]*)\)")
-ATTEMPTS = 24  # wordings that are tried for length
+ATTEMPTS = 24  # wordings that are tried to reach the length
 
 
 def say(rng: random.Random, template: str, **facts: object) -> str:
-    """One of the sentences that a template stands for, with the facts in their places."""
+    """One of the sentences of a template, with the facts filled in."""
     while found := _INNERMOST.search(template):
         template = template[: found.start()] + rng.choice(found[1].split("|")) + template[found.end() :]
     return template.format(**facts)
 
 
 def fitting(write: Callable[[], str], least: int, most: int) -> str:
-    """What `write` says first in `least` to `most` tokens; if that is rare, the longest of some that are short enough.
+    """The first text of `write` with `least` to `most` tokens; if that is rare, the longest of several that fit `most`.
 
-    Answers are decoded at a fixed length: one that is much shorter would leave a block of padding, which is no work.
+    Answers are decoded at a fixed length: a much shorter one would leave a block of padding, which is trivial to fill.
     """
     best, longest = "", 0
     for attempt in range(1000):
@@ -44,5 +44,5 @@ def fitting(write: Callable[[], str], least: int, most: int) -> str:
 
 
 def tokens_in(text: str) -> int:
-    """How many tokens pocket's tokenizer makes of a text in the words it knows."""
+    """How many tokens pocket's tokenizer makes of a text whose words it knows."""
     return len(re.findall(PIECES, text))
