@@ -42,7 +42,7 @@ from tacg.version import __version__
 app = typer.Typer(
     name="tacg",
     help="Decode diffusion language models, and see when and why each token is committed.",
-    epilog='Start with:  tacg generate "Hello" --watch',
+    epilog="Start with:  tacg eval --task pocket-sudoku --n 1 --watch",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
