@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tacg.scan.cpu_measures import divergence, entropy, next_to_best
+from tacg.scan.cpu_measures import divergence, entropy, next_to_best, others
 from tacg.scan.reference import SUPPRESSED, at, share
 from tacg.scan.wide_rows import CHUNK, WIDE, ScanPiece, chunk_maxima, in_pairs, inside_chunks, kept_buffer, wide_pieces
 
@@ -37,9 +37,8 @@ def read(
     kind = torch.promote_types(logits.dtype, torch.float32)
     chunks = -(-size // CHUNK) if size >= WIDE else 1
     shares = logits.new_empty(count, chunks, dtype=kind)  # the largest of every chunk
-    found = {name: shares.new_empty(count) for name in names & {"entropy", "kl"}}
+    found = {name: shares.new_empty(count) for name in names & {"entropy", "kl", "others"}}
     own = None if proposal is None else shares.new_empty(count)
-    total = torch.empty(count, dtype=torch.float64) if "others" in names else None
     for piece in _pieces(size, rows, slots, first):
         z = logits[piece.row]
         posterior = _buffer("one", z)
@@ -53,8 +52,10 @@ def read(
             chunk_maxima(posterior, shares[piece.at])
         if own is not None and proposal is not None:
             own[piece.at] = at(posterior, proposal[piece.at])
-        if total is not None:
-            total[piece.at] = posterior.sum(dim=1, dtype=torch.float64)
+        if "others" in names:
+            found["others"][piece.at] = others(
+                posterior, (shares if own is None else own[:, None])[piece.at].amax(dim=1)
+            )
         if previous is not None:
             found["kl"][piece.at] = divergence(z, posterior, shares[piece.at], previous, piece)
         if "entropy" in names:  # last, because z may be in the buffer that it uses
@@ -62,8 +63,6 @@ def read(
     top, chunk = shares.max(dim=1)
     peak, best = _best(logits, rows, shares, top, chunk)
     found |= {"token": best if proposal is None else proposal, "confidence": top if own is None else own, "peak": peak}
-    if total is not None:  # float64 keeps the difference precise
-        found["others"] = (total - found["confidence"]).clamp_min(0.0).to(kind)
     if names & {"margin", "gap"}:
         second = next_to_best(logits, rows, shares, top, chunk, peak, best)
         pair = {"margin": top * (1.0 - second), "gap": -second.log().clamp_min(SUPPRESSED)}

@@ -1,4 +1,4 @@
-"""Signals beyond token and confidence on a CPU, for policies that need them: margin, gap, entropy, divergence."""
+"""Signals beyond token and confidence on a CPU: margin, gap, entropy, divergence, others."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tacg.scan.wide_rows import ScanPiece
 
 NOTHING = torch.tensor(SMOOTHING, dtype=torch.float64).log().item()
+CLOSE = 0.99  # confidence above which 1 - confidence has too few digits left in float32
 
 
 def next_to_best(
@@ -66,3 +67,13 @@ def _dot(one: Tensor, other: Tensor) -> Tensor:
     many = len(one) > 1
     found: Tensor = torch.linalg.vecdot(one if many else one.expand(2, -1), other if many else other.expand(2, -1))
     return found[: len(one)]
+
+
+def others(posterior: Tensor, confidence: Tensor) -> Tensor:
+    """The probability of all other tokens, [P]: 1 - confidence, but added up where float32 would lose its digits."""
+    rest = 1.0 - confidence
+    close = (confidence > CLOSE).nonzero().squeeze(1)
+    if len(close):
+        total = posterior[close].sum(dim=1, dtype=torch.float64)
+        rest[close] = (total - confidence[close]).clamp_min(0.0).to(rest.dtype)
+    return rest
