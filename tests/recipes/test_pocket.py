@@ -61,8 +61,9 @@ def test_a_verifier_is_trained_in_a_moment(tmp_path: Path) -> None:
     words = [sys.executable, str(RECIPE / "verifier.py"), "--model", str(locate("pocket")), "--out", str(tmp_path)]
     words += ["--steps", "100", "--shard-samples", "48", "--tokens-per-batch", "512", "--shape", json.dumps(shape)]
     done = subprocess.run(words, check=True, timeout=300, capture_output=True, text=True)
-    losses = [ast.literal_eval(line)["loss"] for line in done.stdout.splitlines()]
-    assert losses[-1] < 5, "ln 609 is 6.4"
+    *steps, quality = map(ast.literal_eval, done.stdout.splitlines())
+    assert steps[-1]["loss"] < 5, "ln 609 is 6.4"
+    assert all(0 < each["right"] < 1 for each in quality.values())
     assert (tmp_path / "model.safetensors").stat().st_size < 10**6
     output = tacg.load("pocket", verifier=tmp_path).generate("Mia has 23 apples.", "apd", gen_length=16)
     assert output.auxiliary == output.forwards
