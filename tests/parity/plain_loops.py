@@ -246,24 +246,7 @@ def klass(
 
 def eb(task: Task, denoise: Denoise, *, bound: float) -> Trace:
     """EB-Sampler: down the order of entropy, while the entropies of all before add up to at most the bound."""
-    trace = Trace(task, denoise)
-    for start, stop, steps in task.blocks():
-        for step in range(steps):
-            masks = trace.masked(start, stop)
-            if not masks:
-                break
-            p = trace.forward()
-            entropy = {i: -float((p[i][p[i] > 0] * np.log(p[i][p[i] > 0])).sum()) for i in masks}
-            passed, spent = list[int](), 0.0
-            for i in best({i: -h for i, h in entropy.items()}, len(masks)):
-                if spent > bound:
-                    trace.saw["stopped by the bound"] += 1
-                    break
-                passed.append(i)
-                spent += entropy[i]
-            rest = {i: -entropy[i] for i in masks if i not in passed}
-            trace.commit(p, passed, best(rest, owed(masks, steps - step) - len(passed)))
-    return trace
+    return auto(task, denoise, bound=bound, discount=1.0, least=1.0)
 
 
 def auto(task: Task, denoise: Denoise, *, bound: float, discount: float, least: float, observe: str = "block") -> Trace:

@@ -31,7 +31,9 @@ class Klass(Policy):
     history: int = knob(2, "steps that must all be stable", symbol="n", low=1, high=100)
     strict: bool = knob(True, "commit above the threshold only, not at it")
     pick: str = knob(
-        "surest", "who goes if nobody is ready: the surest, or as in Dream's code", choices=("surest", "dream")
+        "surest",
+        "what to commit if nothing is ready: the surest position, or the one that Dream's code picks",
+        choices=("surest", "dream"),
     )
 
     @property
