@@ -63,6 +63,12 @@ def main(
     device: Device = "cpu",
     batch_size: BatchSize = 32,
     jobs: Annotated[int, typer.Option(help="Number of processes; on few cores faster than threads.", min=1)] = 1,
+    values: Annotated[
+        int | None, typer.Option(help="Values of each decoder's main knob, its default first; default: all.", min=1)
+    ] = None,
+    over: Annotated[
+        int | None, typer.Option(help="The same for TACG over a decoder; 0 leaves it out; default: all.", min=0)
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory for rows and page; the report goes next to it; default: runs/arena.")
     ] = None,
@@ -83,11 +89,14 @@ def main(
     specs = list(dict.fromkeys([CAREFUL, *specs]))  # what all others are measured against
     tasks = [get_task(each) for each in task or (["pocket-sudoku"] if quick else task_names())]
     n = min(n, 4) if quick else n
-    planned = cells(tasks, specs, FEW if quick else EVERY)
+    most = FEW if quick else EVERY
+    points = (most[0] if values is None else values, most[1] if over is None else over)
+    planned = cells(tasks, specs, points)
     try:
         if jobs > 1 and not redraw:
             words = ["--model", model, "--dtype", dtype, "--device", device, "--n", str(n), "--seed", str(seed)]
             words += ["--split", split, "--batch-size", str(batch_size), "--out", str(out), *["--quick"] * quick]
+            words += ["--values", str(points[0]), "--over", str(points[1])]
             words += ["--verifier", verifier] if verifier else []
             words += [word for each in tasks for word in ("--task", each.name)]
             words += [word for each in specs for word in ("--policy", each)]

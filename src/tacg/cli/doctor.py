@@ -85,7 +85,7 @@ def _kernels(device: torch.device) -> dict[str, str]:
     from torch.nn import functional as F
 
     from tacg.models.lanes import has_varlen
-    from tacg.models.loading import is_good_at
+    from tacg.models.products import is_good_at
 
     fast = is_good_at(device, torch.bfloat16)
     rows = "all rows in one call, padded" if device.type != "cpu" else "row by row"

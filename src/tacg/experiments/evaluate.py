@@ -99,18 +99,18 @@ def evaluate(
             if on_item is not None:
                 on_item(item)
 
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         if left:
             held = own_or(settings, [problems[number].held for number in left]) if problems[0].held else {}
             asked = [problems[number].asked for number in left]
             _decode(llm, asked, policy, batch_size, {**settings, **held}, keep)
-        decoded = time.perf_counter() - began
+        decoded, worked = time.perf_counter() - began, time.process_time() - worked
         results.finish()
         items = tuple(results.items[number] for number in range(len(problems)))
     tokens = sum(items[number].tokens for number in left)
     facts = {"split": split, "batch_size": batch_size, "settings": settings, "dtype": header["model"]["dtype"]}
     row = summary(items, task.name, header["model"]["model"], header["run"]["policy"], seed)
-    return Evaluation(items, row | pace_of(tokens, decoded) | surroundings() | facts)
+    return Evaluation(items, row | pace_of(tokens, decoded, worked) | surroundings() | facts)
 
 
 def _decode(
@@ -182,6 +182,12 @@ def settings_of(task: Task, policy: str | Policy, settings: Mapping[str, Any]) -
     return {"early_stop": False, **lengths, **settings}
 
 
-def pace_of(tokens: int, seconds: float) -> dict[str, float]:
-    """The speed of what was decoded now; a resumed run decoded the rest before."""
-    return {"seconds": seconds, "tokens_per_second": tokens / seconds if tokens else 0.0}
+def pace_of(tokens: int, seconds: float, worked: float) -> dict[str, float]:
+    """The speed of what was decoded now; a resumed run decoded the rest before.
+
+    worked  seconds of processor time, of all threads: unlike wall time it hardly depends on what else is running
+    """
+    return {
+        "seconds": seconds, "tokens_per_second": tokens / seconds if tokens else 0.0,
+        "processor_seconds": worked, "tokens_per_processor_second": tokens / worked if tokens and worked else 0.0,
+    }  # fmt: skip

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from tacg.errors import TacgError
 from tacg.models.fields import Fields, short
 from tacg.models.layers import STEADY_ROWS, Network, steady_linear, steady_rows
+from tacg.models.products import Linear
 from tacg.models.rows import packed_rows
 
 if TYPE_CHECKING:
@@ -158,9 +159,9 @@ class BertLayer(nn.Module):
         super().__init__()
         width, inner = config.width, config.inner
         self.heads, self.activation = config.heads, ACTIVATIONS[config.activation]
-        self.query, self.key, self.value, self.mixed = (nn.Linear(width, width) for _ in range(4))
+        self.query, self.key, self.value, self.mixed = (Linear(width, width) for _ in range(4))
         self.mixed_norm = nn.LayerNorm(width, config.norm_eps)
-        self.inner, self.outer = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.inner, self.outer = Linear(width, inner), Linear(inner, width)
         self.outer_norm = nn.LayerNorm(width, config.norm_eps)
 
     def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
@@ -181,11 +182,11 @@ class Bert(MaskedLM):
         self.position = nn.Embedding(config.positions, config.embedded)
         self.token_type = nn.Embedding(config.types, config.embedded)
         self.embedding_norm = nn.LayerNorm(config.embedded, config.norm_eps)
-        self.widen = nn.Linear(config.embedded, config.width) if config.narrow else nn.Identity()
+        self.widen = Linear(config.embedded, config.width) if config.narrow else nn.Identity()
         self.groups = nn.ModuleList(
             nn.ModuleList(BertLayer(config) for _ in range(config.group_size)) for _ in range(config.groups)
         )
-        self.transform = nn.Linear(config.width, config.embedded)
+        self.transform = Linear(config.width, config.embedded)
         self.transform_norm = nn.LayerNorm(config.embedded, config.norm_eps)
         self.bias = nn.Parameter(torch.zeros(config.table_size))
 

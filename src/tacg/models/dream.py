@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tacg.models.fields import Fields
 from tacg.models.layers import FeedForward, Network, QwenLayer, RmsNorm, denoise
+from tacg.models.products import Linear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -63,10 +64,10 @@ class DreamAttention(nn.Module):
         super().__init__()
         self.head_dim = config.width // config.heads
         narrow = config.kv_heads * self.head_dim
-        self.q_proj = nn.Linear(config.width, config.width)
-        self.k_proj = nn.Linear(config.width, narrow)
-        self.v_proj = nn.Linear(config.width, narrow)
-        self.o_proj = nn.Linear(config.width, config.width, bias=False)
+        self.q_proj = Linear(config.width, config.width)
+        self.k_proj = Linear(config.width, narrow)
+        self.v_proj = Linear(config.width, narrow)
+        self.o_proj = Linear(config.width, config.width, bias=False)
 
     def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
@@ -96,7 +97,7 @@ class Dream(Network):
                 "norm": RmsNorm(config.width, config.norm_eps),
             }
         )
-        self.lm_head = nn.Linear(config.width, config.table_size, bias=False)
+        self.lm_head = Linear(config.width, config.table_size, bias=False)
 
     def hidden(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Hidden states [P, D] at `select`. A row's first position has no prediction and reads its own."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacg.models.base import Span
+from tacg.models.products import Linear, linear
 from tacg.models.rows import packed_rows
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Network(nn.Module):
 
     shows_attention = True
     spec: ModelSpec
-    lm_head: nn.Linear
+    lm_head: Linear
 
     @property
     def table(self) -> Tensor:
@@ -71,7 +72,7 @@ class Network(nn.Module):
 def steady_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """[P, D] -> [P, V]. Few rows are filled up, so that rounding does not depend on their number."""
     missing = max(0, STEADY_ROWS - len(x))
-    return F.linear(F.pad(x, (0, 0, 0, missing)), weight, bias)[: len(x)]
+    return linear(F.pad(x, (0, 0, 0, missing)), weight, bias)[: len(x)]
 
 
 def steady_rows(tokens: Tensor, spans: Sequence[Span]) -> tuple[Tensor, Sequence[Span]]:
@@ -124,9 +125,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width, bias=False)
+        self.gate_proj = Linear(width, inner, bias=False)
+        self.up_proj = Linear(width, inner, bias=False)
+        self.down_proj = Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, D] -> [N, D]."""
@@ -186,8 +187,8 @@ class Experts(nn.Module):
             if count:
                 mine, slots = token[start : start + count], order[start : start + count]
                 here = F.pad(x[mine], (0, 0, 0, max(0, STEADY_ROWS - count)))
-                inner = F.silu(F.linear(here, self.gate_proj[expert])) * F.linear(here, self.up_proj[expert])
-                made = F.linear(inner, self.down_proj[expert])[:count].float()
+                inner = F.silu(linear(here, self.gate_proj[expert])) * linear(here, self.up_proj[expert])
+                made = linear(inner, self.down_proj[expert])[:count].float()
                 mixed.index_add_(0, mine, made * weight.flatten()[slots, None])
                 start += count
         return mixed.to(x.dtype)

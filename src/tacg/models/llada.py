@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from tacg.models.fields import Fields
 from tacg.models.layers import Network, RmsNorm, denoise
+from tacg.models.products import Linear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,14 +85,14 @@ class LladaLayer(nn.Module):
         self.head_dim = width // config.n_heads
         narrow = config.n_kv_heads * self.head_dim
         self.attn_norm = RmsNorm(width, config.norm_eps)
-        self.q_proj = nn.Linear(width, width, bias=False)
-        self.k_proj = nn.Linear(width, narrow, bias=False)
-        self.v_proj = nn.Linear(width, narrow, bias=False)
-        self.attn_out = nn.Linear(width, width, bias=False)
+        self.q_proj = Linear(width, width, bias=False)
+        self.k_proj = Linear(width, narrow, bias=False)
+        self.v_proj = Linear(width, narrow, bias=False)
+        self.attn_out = Linear(width, width, bias=False)
         self.ff_norm = RmsNorm(width, config.norm_eps)
-        self.ff_proj = nn.Linear(width, inner, bias=False)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.ff_out = nn.Linear(inner, width, bias=False)
+        self.ff_proj = Linear(width, inner, bias=False)
+        self.up_proj = Linear(width, inner, bias=False)
+        self.ff_out = Linear(inner, width, bias=False)
 
     def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
@@ -116,7 +117,7 @@ class Llada(Network):
             "ln_f": RmsNorm(config.d_model, config.norm_eps),
         }
         if not config.tied:
-            parts["ff_out"] = nn.Linear(config.d_model, config.table_size, bias=False)
+            parts["ff_out"] = Linear(config.d_model, config.table_size, bias=False)
         self.model = nn.ModuleDict({"transformer": nn.ModuleDict(parts)})
 
     @property

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from tacg.errors import TacgError
 from tacg.models.fields import Fields
 from tacg.models.layers import Experts, FeedForward, Network, RmsNorm, denoise
+from tacg.models.products import Linear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -126,10 +127,10 @@ class Llada2Attention(nn.Module):
         super().__init__()
         self.sizes = [config.heads, config.kv_heads, config.kv_heads]
         self.head_dim = config.head_dim
-        self.query_key_value = nn.Linear(config.width, sum(self.sizes) * config.head_dim, bias=False)
+        self.query_key_value = Linear(config.width, sum(self.sizes) * config.head_dim, bias=False)
         self.query_layernorm = RmsNorm(config.head_dim, config.norm_eps)
         self.key_layernorm = RmsNorm(config.head_dim, config.norm_eps)
-        self.dense = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
+        self.dense = Linear(config.heads * config.head_dim, config.width, bias=False)
 
     def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
@@ -213,7 +214,7 @@ class Llada2(Network):
                 "norm": RmsNorm(config.width, config.norm_eps),
             }
         )
-        self.lm_head = nn.Linear(config.width, config.table_size, bias=False)
+        self.lm_head = Linear(config.width, config.table_size, bias=False)
 
     def placed(self, name: str) -> tuple[str, int | None] | None:
         """Where a tensor of the checkpoint goes: parameter and expert. None: leftovers of training, not used."""

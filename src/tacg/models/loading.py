@@ -20,6 +20,7 @@ from tacg.models.judges import JUDGES, judge_checkpoint
 from tacg.models.llada import Llada, LladaConfig
 from tacg.models.llada2 import Llada2, Llada2Config
 from tacg.models.modernbert import ModernBert, ModernBertConfig
+from tacg.models.products import is_good_at
 from tacg.models.qwen2 import FAST_DLLM, Qwen2
 from tacg.models.qwen3 import Qwen3, Qwen3Config
 from tacg.text import LLADA_TEMPLATE, Tokenizer, is_file, read_json
@@ -117,16 +118,6 @@ def _own_dtype(directory: Path, device: torch.device) -> torch.dtype:
     most = max(bytes_of, key=lambda kind: bytes_of[kind], default="F32")
     own = {"BF16": torch.bfloat16, "F16": torch.float16}.get(most, torch.float32)
     return own if is_good_at(device, own) else torch.float32
-
-
-def is_good_at(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the hardware has instructions for a dtype: without, bfloat16 is several times slower than float32."""
-    if dtype == torch.float32 or device.type not in ("cpu", "cuda"):
-        return True
-    if device.type == "cuda":
-        return dtype == torch.float16 or torch.cuda.is_bf16_supported(including_emulation=False)
-    tests = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # missing where torch knows no such thing
-    return dtype == torch.bfloat16 and any(getattr(torch.cpu, test, bool)() for test in tests)
 
 
 def _device(name: object) -> torch.device:

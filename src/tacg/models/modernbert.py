@@ -16,6 +16,7 @@ from tacg.errors import TacgError
 from tacg.models.bert import ACTIVATIONS, MaskedLM, activation
 from tacg.models.fields import Fields, short
 from tacg.models.layers import steady_linear, steady_rows
+from tacg.models.products import Linear
 from tacg.models.rows import packed_rows
 
 if TYPE_CHECKING:
@@ -117,14 +118,12 @@ class ModernBertLayer(nn.Module):
         width, bias = config.width, config.attention_bias
         self.heads, self.activation = config.heads, ACTIVATIONS[config.activation]
         self.attn_norm = nn.Identity() if first else nn.LayerNorm(width, config.norm_eps, bias=config.norm_bias)
-        self.attn = nn.ModuleDict(
-            {"Wqkv": nn.Linear(width, 3 * width, bias=bias), "Wo": nn.Linear(width, width, bias=bias)}
-        )
+        self.attn = nn.ModuleDict({"Wqkv": Linear(width, 3 * width, bias=bias), "Wo": Linear(width, width, bias=bias)})
         self.mlp_norm = nn.LayerNorm(width, config.norm_eps, bias=config.norm_bias)
         self.mlp = nn.ModuleDict(
             {
-                "Wi": nn.Linear(width, 2 * config.inner, bias=config.mlp_bias),
-                "Wo": nn.Linear(config.inner, width, bias=config.mlp_bias),
+                "Wi": Linear(width, 2 * config.inner, bias=config.mlp_bias),
+                "Wo": Linear(config.inner, width, bias=config.mlp_bias),
             }
         )
 
@@ -148,7 +147,7 @@ class ModernBert(MaskedLM):
         self.embedding_norm = nn.LayerNorm(width, eps, bias=bias)
         self.layers = nn.ModuleList(ModernBertLayer(config, first=not number) for number in range(len(config.kinds)))
         self.final_norm = nn.LayerNorm(width, eps, bias=bias)
-        self.transform_dense = nn.Linear(width, width, bias=config.classifier_bias)
+        self.transform_dense = Linear(width, width, bias=config.classifier_bias)
         self.transform_norm = nn.LayerNorm(width, eps, bias=bias)
         self.bias = nn.Parameter(torch.zeros(config.table_size)) if config.decoder_bias else None
 

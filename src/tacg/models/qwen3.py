@@ -17,6 +17,7 @@ from tacg.errors import TacgError
 from tacg.models.fields import Fields, short
 from tacg.models.layers import Experts, FeedForward, Network, QwenLayer, RmsNorm, denoise
 from tacg.models.llada2 import expert_place
+from tacg.models.products import Linear
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -134,10 +135,10 @@ class Qwen3Attention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.q_proj = nn.Linear(config.width, wide, bias=False)
-        self.k_proj = nn.Linear(config.width, narrow, bias=False)
-        self.v_proj = nn.Linear(config.width, narrow, bias=False)
-        self.o_proj = nn.Linear(wide, config.width, bias=False)
+        self.q_proj = Linear(config.width, wide, bias=False)
+        self.k_proj = Linear(config.width, narrow, bias=False)
+        self.v_proj = Linear(config.width, narrow, bias=False)
+        self.o_proj = Linear(wide, config.width, bias=False)
         self.q_norm = RmsNorm(config.head_dim, config.norm_eps)
         self.k_norm = RmsNorm(config.head_dim, config.norm_eps)
 
@@ -155,7 +156,7 @@ class Qwen3Mixture(nn.Module):
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
         self.chosen, self.renormalised = config.chosen, config.renormalised
-        self.gate = nn.Linear(config.width, config.experts, bias=False)
+        self.gate = Linear(config.width, config.experts, bias=False)
         self.experts = Experts(config.experts, config.width, config.expert_inner)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -188,7 +189,7 @@ class Qwen3(Network):
             }
         )  # fmt: skip
         if not config.tied:
-            self.lm_head = nn.Linear(config.width, config.table_size, bias=False)
+            self.lm_head = Linear(config.width, config.table_size, bias=False)
 
     @property
     def table(self) -> Tensor:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from tacg.models.base import Span, Spans
 from tacg.models.lanes import Lane, Tables
+from tacg.models.products import attention
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -207,9 +208,7 @@ def _visible(span: Span, block: int | None, window: int | None, device: torch.de
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """[B, T, H, D] and keys and values [B, S, KV, D] -> [B, T, H * D]."""
     grouped = q.shape[2] != k.shape[2]
-    mixed = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, enable_gqa=grouped
-    )
+    mixed = attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask, grouped=grouped)
     return mixed.transpose(1, 2).flatten(2)
 
 

@@ -59,12 +59,13 @@ def valid_share(items: Sequence[Item]) -> dict[str, float]:
 
 
 def by_item(items: Sequence[Item]) -> ResultRow:
-    """Per-item data for pairing and dynamics: correctness, steps, positions, and mean commits at each step."""
+    """Per-item data for pairing: correctness, steps, positions, forwards; and mean commits at each step."""
     pace = [sum(counts) for counts in zip_longest(*(item.pace for item in items), fillvalue=0)]
     return {
         "correct": "".join("1" if item.correct else "0" for item in items),
         "item_steps": [item.steps for item in items],
         "item_positions": [item.positions for item in items],
+        "item_forwards": [item.forwards for item in items],
         "commits_by_step": [round(count / len(items), 4) for count in pace],
     }
 
