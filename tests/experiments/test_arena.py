@@ -19,19 +19,29 @@ import tacg
 from tacg.cli.arena import _play
 from tacg.engine.request import Decode, resolve
 from tacg.errors import TacgError
-from tacg.experiments.arena import best_points, cells, decoders, gated, main_knob, standings
+from tacg.experiments.arena import (
+    best_points,
+    cells,
+    decoders,
+    defaults,
+    first_problems,
+    gated,
+    is_known,
+    main_knob,
+    standings,
+)
 from tacg.experiments.arena_report import frontier_table, gate_table, page_of, sections, write_arena
 from tacg.experiments.evaluate import evaluate
 from tacg.experiments.grid import Cell, Sample
 from tacg.policies import Policy, get_policy, policy_names, register, registry
 from tacg.policies.confidence import Confidence
-from tacg.records.rows import read_rows
+from tacg.records.rows import Ledger, read_rows
 from tacg.records.stats import aup
 from tacg.tasks import get_task
 from tests.cli.test_cli import TACG
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-TIMED = ("seconds", "tokens_per_second")
+TIMED = ("seconds", "tokens_per_second", "processor_seconds", "tokens_per_processor_second")
 
 
 @pytest.mark.parametrize("name", policy_names())
@@ -150,6 +160,40 @@ def test_what_rows_say() -> None:
     assert {row["seed"] for row in standings([*ROWS, *newer])} == {1}, "problems of two seeds cannot be compared"
 
 
+def test_points_are_compared_on_the_problems_that_all_have_seen() -> None:
+    """Defaults with more problems are cut to what the curves have; a row that cannot be cut stays out."""
+    whole = made("schedule", 0.90, 96, n=200, steps=None) | {"correct": "1" * 90 + "0" * 20 + "1" * 90}
+    ahead = made("lookum", 0.80, 10, n=200, bypass=0.9) | {"forwards": 9000, "tpf_ratio": 96 * 200 / 9000}
+    rows = standings([*ROWS[:3], whole, ahead])
+    assert {row["n"] for row in rows} == {100}
+    assert "lookum" not in {row["spec"] for row in rows}, "which of its forwards were of the first problems?"
+    careful = next(row for row in rows if row["spec"] == "schedule")
+    assert (careful["accuracy"], careful["steps"], careful["forwards"]) == (0.9, 96, 9600)
+    assert (careful["tpf"], careful["tokens_per_position"]) == pytest.approx((1.0, 0.01))
+    ahead |= {"item_forwards": [45] * 200}
+    cut = first_problems(ahead, 50)
+    assert cut is not None
+    assert (cut["forwards"], cut["tpf"]) == (50 * 45, pytest.approx(96 / 45))
+    plain = defaults([*ROWS[:3], whole, ahead])
+    assert [(row["spec"], row["n"], "base" in row) for row in plain] == [
+        ("schedule", 200, False), ("lookum", 200, True), ("confidence", 100, False),
+    ]  # fmt: skip
+
+
+def test_problems_decoded_before_are_not_decoded_again(llm: tacg.LLM, tmp_path: Path) -> None:
+    cell = Cell(get_task("pocket-sudoku"), "confidence", {"gen_length": 12})
+    _play(llm, [cell], Sample(3), tmp_path)
+    ledger = Ledger(tmp_path / "rows.jsonl")
+    known = [is_known(llm, cell, sample, ledger) for sample in (Sample(2), Sample(4), Sample(2, seed=1))]
+    assert known == [True, False, False]
+    (row,) = ledger.rows.values()
+    fewer = evaluate(llm, cell.task, "confidence", n=2, settings={"gen_length": 12}).row
+    cut = first_problems(row, 2)
+    assert cut is not None
+    for name in ("accuracy", "accuracy_ci", "steps", "tpf", "forwards", "positions", "tokens_per_position"):
+        assert cut[name] == pytest.approx(fewer[name]), name
+
+
 def run(out: Path, *more: str, n: int = 3) -> subprocess.Popen[str]:
     words = ["arena", "-m", "tiny", "-t", "pocket-sudoku", "-p", "confidence"]
     words += ["--n", str(n), "--batch-size", "1", "--out", str(out), *more]
@@ -217,10 +261,10 @@ def test_a_decoder_that_cannot_run_is_left_out_and_said_to_be(
 
 def test_the_report_has_a_section_for_each_task(tmp_path: Path) -> None:
     both = [*ROWS, *(row | {"task": "other"} for row in ROWS)]
-    parts = sections(standings(both))
+    parts = sections(standings(both), defaults(both))
     assert [part.title for part in parts] == ["made", "other"]
-    assert all(len(part.tables) == 4 for part in parts)
-    write_arena(standings(both), tmp_path / "arena.md", tmp_path / "page.html")
+    assert all(len(part.tables) == 5 for part in parts)
+    write_arena(standings(both), defaults(both), tmp_path / "arena.md", tmp_path / "page.html")
     text = " ".join((tmp_path / "arena.md").read_text(encoding="utf-8").split())
     assert text.count("at most 2 points below") == 1, "what tables mean is said once"
 

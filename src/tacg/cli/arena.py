@@ -116,10 +116,12 @@ def main(
 
 def _play(llm: LLM, cells: Sequence[Cell], sample: Sample, out: Path) -> None:
     """Decode what is missing. A decoder that this model cannot serve is left out, and said to be."""
+    from tacg.experiments.arena import is_known
     from tacg.experiments.grid import run
     from tacg.records.rows import Ledger
 
     ledger, refused = Ledger(out / "rows.jsonl"), dict[str, TacgError]()
+    cells = [cell for cell in cells if not is_known(llm, cell, sample, ledger)]
     with progress("arena", sample.n * len(cells)) as tick:
         for cell in cells:
             try:
@@ -134,7 +136,7 @@ def _play(llm: LLM, cells: Sequence[Cell], sample: Sample, out: Path) -> None:
 
 def _show(out: Path, as_json: bool) -> None:
     """Report, page and tables of the rows that are there."""
-    from tacg.experiments.arena import standings
+    from tacg.experiments.arena import defaults, standings
     from tacg.experiments.arena_report import best_table, tasks_of, write_arena
     from tacg.experiments.grid import SHAPE, impossible
     from tacg.records.rows import Ledger
@@ -142,11 +144,12 @@ def _show(out: Path, as_json: bool) -> None:
 
     ledger = Ledger(out / "rows.jsonl")
     found = [ledger.get(key, SHAPE, impossible) for key, row in ledger.rows.items() if "item_positions" in row]
-    rows = standings(row for row in found if row is not None)
+    whole = [row for row in found if row is not None]
+    rows = standings(whole)
     if not rows:
         raise TacgError(f"{out / 'rows.jsonl'} has no rows of an arena yet: start it without --redraw.")
     files = {"rows": out / "rows.jsonl", "page": out / "page.html", "report": out.with_name(f"{out.name}.md")}
-    write_arena(rows, files["report"], files["page"])
+    write_arena(rows, defaults(whole), files["report"], files["page"])
     if as_json:
         plain = [{name: value for name, value in row.items() if name not in LONG} for row in rows]
         print_json({"rows": plain, **{what: str(path) for what, path in files.items()}})

@@ -5,22 +5,26 @@ Decoding makes rows (`cells`, `grid.run`); everything that is shown is made of r
 
 from __future__ import annotations
 
+from dataclasses import replace
+from statistics import mode
 from typing import TYPE_CHECKING, Any
 
 from tacg.engine.request import Decode, resolve
 from tacg.errors import TacgError
 from tacg.experiments.evaluate import settings_of
 from tacg.experiments.frontier import against_frontier, over_frontiers
-from tacg.experiments.grid import Cell
+from tacg.experiments.grid import Cell, cell_key
 from tacg.policies import Policy, Wrapper, get_policy, policy_names
 from tacg.policies.base import DEFAULT_BASE
-from tacg.records.stats import aup
+from tacg.records.stats import aup, wilson
 from tacg.records.summary import paired
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from tacg.records.rows import ResultRow
+    from tacg.experiments.grid import Sample
+    from tacg.llm import LLM
+    from tacg.records.rows import Ledger, ResultRow
     from tacg.tasks import Task
 
 GATE = "tacg"
@@ -93,47 +97,104 @@ def _allowed(cell: Cell) -> bool:
     return True
 
 
+def is_known(llm: LLM, cell: Cell, sample: Sample, ledger: Ledger) -> bool:
+    """Whether more problems than these, and so these, were decoded before."""
+    sizes = {row["n"] for row in ledger.rows.values() if row.get("n", 0) > sample.n}
+    rows = (ledger.rows.get(cell_key(llm, cell, replace(sample, n=size))) for size in sizes)
+    return any(row is not None and first_problems(row, sample.n) is not None for row in rows)
+
+
 # --- what rows say ---------------------------------------------------------------------------------------------------
 
 
 def standings(rows: Iterable[ResultRow]) -> list[ResultRow]:
-    """The rows of an arena, one for each point, with what can be said of them.
+    """Every point of an arena on the same problems, with what can be said of them.
 
     spec, knob, value  the point; `default` if its value is the policy's own
     quality            the accuracy, as `choose` and `front` call it
+    speed              tokens per second of processor time, from the newest run of this point; None if not measured
     base               `schedule` at one token per step, with paired differences to it
     aup                of the whole curve of the decoder on this task, from one token per step on
     over, saved, gained, …  the policy beneath a wrapper, and what is gained over its whole frontier
+
+    Defaults may have seen more problems than the rest of their curves. A row of more problems is cut to the first ones,
+    as many as most points of its task have seen.
     """
     points = _points(rows)
     bases = {row["spec"]: row["over"] for row in points if row["over"]}
     found = []
     for task in dict.fromkeys(row["task"] for row in points):
-        mine = over_frontiers([row for row in points if row["task"] == task], bases)
-        careful = next((row for row in mine if row["spec"] == CAREFUL and row["default"]), None)
+        here = [row for row in points if row["task"] == task]
+        size = mode(sorted(row["n"] for row in here))
+        mine = over_frontiers([each for row in here if (each := first_problems(row, size))], bases)
+        careful = _careful(mine)
         areas = _areas(mine, careful)
         found += [row | {"aup": areas[row["spec"]]} | (paired(row, careful) if careful else {}) for row in mine]
     return found
 
 
+def defaults(rows: Iterable[ResultRow]) -> list[ResultRow]:
+    """Every decoder at its defaults, on all the problems that it has seen; the surest first, task by task.
+
+    Differences to `schedule` are paired, if both have seen the same problems.
+    """
+    found = []
+    points = [row for row in _points(rows) if row["default"]]
+    for task in dict.fromkeys(row["task"] for row in points):
+        mine = sorted((row for row in points if row["task"] == task), key=_most_accurate)
+        careful = _careful(mine)
+        found += [row | (paired(row, careful) if careful and careful["n"] == row["n"] else {}) for row in mine]
+    return found
+
+
+def first_problems(row: ResultRow, n: int) -> ResultRow | None:
+    """A point as if only the first `n` problems had been decoded; None if that cannot be told.
+
+    Answers are filled completely, so all have the same number of tokens.
+    """
+    if row["n"] == n:
+        return row
+    forwards = row.get("item_forwards") or (row["item_steps"] if sum(row["item_steps"]) == row["forwards"] else None)
+    if row["n"] < n or forwards is None:
+        return None
+    right, tokens = row["correct"][:n].count("1"), row["tpf_ratio"] * row["forwards"] / row["n"]
+    items = {name: row[name][:n] for name in ("correct", "item_steps", "item_positions")} | {
+        "item_forwards": forwards[:n]
+    }
+    return row | items | {
+        "n": n, "accuracy": right / n, "quality": right / n, "accuracy_ci": list(wilson(right, n)),
+        "steps": sum(items["item_steps"]) / n, "tpf": sum(tokens / each for each in items["item_forwards"]) / n,
+        "forwards": sum(items["item_forwards"]), "positions": sum(items["item_positions"]),
+        "tokens_per_position": n * tokens / sum(items["item_positions"]),
+        "auxiliary_forwards": row["auxiliary_forwards"] * n / row["n"],
+    }  # fmt: skip
+
+
+def _careful(rows: Sequence[ResultRow]) -> ResultRow | None:
+    """The row that all others are measured against."""
+    return next((row for row in rows if row["spec"] == CAREFUL and row["default"]), None)
+
+
 def _points(rows: Iterable[ResultRow]) -> list[ResultRow]:
-    """One row for each task, decoder and value: of the newest model and seed, with the most problems of the task."""
+    """One row for each task, decoder and value: of the newest model and seed, the one with the most problems."""
     there = [row for row in rows if "item_positions" in row]  # the others are of other experiments
     known: dict[tuple[str, str, Any], ResultRow] = {}
-    most: dict[str, int] = {}
+    speeds: dict[tuple[str, str, Any], float] = {}
     for row in (row for row in there if _sample_of(row) == _sample_of(there[-1])):
         spec = row["policy"].partition("(")[0]
         policy = get_policy(spec)
         knob, values = main_knob(policy)
         value = row["settings"].get(knob, values[0])
-        tags = {
-            "spec": spec, "knob": knob, "value": value, "default": value == values[0], "name": named(spec, knob, value),
-            "over": policy.base.label if isinstance(policy, Wrapper) else None, "quality": row["accuracy"],
-        }  # fmt: skip
-        known[row["task"], spec, value] = row | tags
-        most[row["task"]] = max(row["n"], most.get(row["task"], 0))
+        point = row["task"], spec, value
+        speeds[point] = row.get("tokens_per_processor_second") or speeds.get(point, 0.0)
+        if point not in known or row["n"] >= known[point]["n"]:
+            known[point] = row | {
+                "spec": spec, "knob": knob, "value": value, "default": value == values[0],
+                "name": named(spec, knob, value), "quality": row["accuracy"],
+                "over": policy.base.label if isinstance(policy, Wrapper) else None,
+            }  # fmt: skip
     order = {name: place for place, name in enumerate(decoders())}
-    kept = [row for row in known.values() if row["n"] == most[row["task"]]]
+    kept = [row | {"speed": speeds[point] or None} for point, row in known.items()]
     return sorted(kept, key=lambda row: (row["task"], order.get(row["spec"], len(order)), row["steps"]))
 
 

@@ -22,12 +22,14 @@ WORDS = f"""Every registered decoder, each over its main knob, and `{GATE}` over
 alone is over `{DEFAULT_BASE}`. Drawn from rows by `tacg arena`; nothing is typed in. Forwards, positions and auxiliary
 forwards are those of one problem on average: a branch that looks ahead is a forward of its own, and positions are all
 that the model computed. Auxiliary forwards are those of a second, smaller model (`apd`), whose positions are not among
-them. Tokens per second are wall time, and other processes may have had their share of the cores."""
+them. Tokens per second are those of processor time, of one core; they are empty where only wall time was measured."""
+DEFAULTS = """- **Defaults.** Every decoder as it comes, the most accurate first. Δ: to `{careful}` with one token per
+  step, paired by problem."""
 BEST = """- **Which decoder?** The setting to use of each decoder: the fewest steps among those at most {give:g} points
   below the best accuracy of all decoders. Decoders that do not get there follow, each with its most accurate setting.
   Settings were picked on the problems that they are shown on, so the top of the table is a little lucky;
-  `tacg recommend` picks on other problems. Δ: to `{careful}` with one token per step, paired by problem. AUP: the area
-  under accuracy over TPF of the whole curve (d3LLM)."""
+  `tacg recommend` picks on other problems. AUP: the area under accuracy over TPF of the whole curve (d3LLM). This table
+  and those behind it use the first problems only, as many as most settings were run on."""
 FRONTIERS = """- **Against every threshold.** What these settings gain over `{base}` at *every* threshold, with straight
   lines between the measured ones: steps saved at equal accuracy and points of accuracy gained at equal steps, then the
   same for computed positions. The last two columns are the fair ones for decoders that look ahead in branches or shadow
@@ -39,22 +41,27 @@ OVER = """- **TACG over each.** `{gate}+X` with the default of X's main knob aga
 POINTS = "- **Every point**, fast ones first: the value of the main knob, accuracy in percent, steps."
 SHOWN = (
     "task", "spec", "name", "knob", "value", "default", "over", "accuracy", "accuracy_ci", "steps", "tpf", "n",
-    "tokens_per_position", "tokens_per_second", "seconds", "aup", "correct",
+    "tokens_per_position", "speed", "aup", "correct",
 )  # fmt: skip
 
 
-def write_arena(rows: Sequence[ResultRow], report: Path, page: Path, give: float = GIVE) -> None:
-    """Write the report and the page of standings."""
-    names = {"give": 100 * give, "careful": CAREFUL, "base": DEFAULT_BASE, "gate": GATE}
-    tables = "\n".join(part.format(**names) for part in (BEST, FRONTIERS, OVER, POINTS))
-    parts = [each.markdown(report) for each in sections(rows, give)]
+def write_arena(points: Sequence[ResultRow], at_defaults: Sequence[ResultRow], report: Path, page: Path) -> None:
+    """Write the report and the page, of `standings` and `defaults`."""
+    names = {"give": 100 * GIVE, "careful": CAREFUL, "base": DEFAULT_BASE, "gate": GATE}
+    tables = "\n".join(part.format(**names) for part in (DEFAULTS, BEST, FRONTIERS, OVER, POINTS))
+    parts = [each.markdown(report) for each in sections(points, at_defaults)]
     write_file(report, "\n".join([f"# The arena\n\n{WORDS}\n\n{tables}\n", *parts]))
-    write_file(page, page_of(rows))
+    write_file(page, page_of(points))
 
 
-def sections(rows: Sequence[ResultRow], give: float = GIVE) -> list[Section]:
+def sections(points: Sequence[ResultRow], at_defaults: Sequence[ResultRow]) -> list[Section]:
     """One section for each task."""
-    return [_section([row for row in rows if row["task"] == task], task, give) for task in tasks_of(rows)]
+    found = []
+    for task in tasks_of(points):
+        mine, plain = ([row for row in rows if row["task"] == task] for rows in (points, at_defaults))
+        made = [default_table(plain), best_table(mine), frontier_table(mine), gate_table(mine), point_table(mine)]
+        found.append(Section(task, "", [table for table in made if table.lines], (), provenance([*plain, *mine])))
+    return found
 
 
 def tasks_of(rows: Sequence[ResultRow]) -> list[str]:
@@ -62,28 +69,41 @@ def tasks_of(rows: Sequence[ResultRow]) -> list[str]:
     return list(dict.fromkeys(row["task"] for row in rows))
 
 
-def _section(rows: Sequence[ResultRow], task: str, give: float) -> Section:
-    made = [best_table(rows, give), frontier_table(rows, give), gate_table(rows), point_table(rows)]
-    return Section(task, "", [table for table in made if table.lines], (), provenance(rows))
+def default_table(rows: Sequence[ResultRow]) -> Table:
+    """Every decoder of a task at its defaults, in the given order."""
+    return (
+        _costs(f"{rows[0]['task']}: defaults, {_problems(rows)}", rows, with_change=True) if rows else Table("", (), ())
+    )
 
 
 def best_table(rows: Sequence[ResultRow], give: float = GIVE) -> Table:
-    """One line for each decoder of a task, the one to use first."""
+    """One line for each decoder of a task at the setting to use, the best decoder first."""
+    return _costs(f"{rows[0]['task']}: which decoder? ({_problems(rows)})", best_points(rows, give), with_change=False)
+
+
+def _problems(rows: Sequence[ResultRow]) -> str:
+    return f"n = {', '.join(map(str, sorted({row['n'] for row in rows})))}"
+
+
+def _costs(title: str, rows: Sequence[ResultRow], *, with_change: bool) -> Table:
+    """Accuracy and what it costs. The column of auxiliary forwards appears if somebody has them."""
     second = any(row["auxiliary_forwards"] for row in rows)
+    area = all("aup" in row for row in rows)
     lines = [
         (
-            row["spec"], point(row), accuracy(row), change(row, "accuracy", 100), f"{row['steps']:.1f}",
-            f"{row['tpf']:.2f}", f"{row['forwards'] / row['n']:.1f}",
+            row["spec"], point(row), accuracy(row), *[change(row, "accuracy", 100)] * with_change,
+            f"{row['steps']:.1f}", f"{row['tpf']:.2f}", f"{row['forwards'] / row['n']:.1f}",
             *[f"{row['auxiliary_forwards'] / row['n']:.1f}"] * second, f"{row['positions'] / row['n']:.0f}",
-            f"{row['tokens_per_position']:.4f}", f"{row['tokens_per_second']:.0f}", f"{row['aup']:.0f}",
+            f"{row['tokens_per_position']:.4f}", f"{row['speed']:.0f}" if row["speed"] else "",
+            *([f"{row['aup']:.0f}"] if area else []),
         )
-        for row in best_points(rows, give)
+        for row in rows
     ]  # fmt: skip
     columns = (
-        "decoder", "setting", "accuracy %", "Δ accuracy", "steps", "TPF", "forwards", *["auxiliary"] * second,
-        "positions", "tokens/position", "tokens/s", "AUP",
+        "decoder", "setting", "accuracy %", *["Δ accuracy"] * with_change, "steps", "TPF", "forwards",
+        *["auxiliary"] * second, "positions", "tokens/position", "tokens/s", *["AUP"] * area,
     )  # fmt: skip
-    return Table(f"{rows[0]['task']}: which decoder?", columns, tuple(lines))
+    return Table(title, columns, tuple(lines))
 
 
 def frontier_table(rows: Sequence[ResultRow], give: float = GIVE) -> Table:

@@ -108,9 +108,11 @@ def evaluate(
         results.finish()
         items = tuple(results.items[number] for number in range(len(problems)))
     tokens = sum(items[number].tokens for number in left)
+    model = getattr(llm, "model", None)  # a fleet has none: it works elsewhere, as a GPU does
+    on_cpu = model is not None and model.device.type == "cpu"
     facts = {"split": split, "batch_size": batch_size, "settings": settings, "dtype": header["model"]["dtype"]}
     row = summary(items, task.name, header["model"]["model"], header["run"]["policy"], seed)
-    return Evaluation(items, row | pace_of(tokens, decoded, worked) | surroundings() | facts)
+    return Evaluation(items, row | pace_of(tokens, decoded, worked if on_cpu else 0.0) | surroundings() | facts)
 
 
 def _decode(
@@ -185,9 +187,7 @@ def settings_of(task: Task, policy: str | Policy, settings: Mapping[str, Any]) -
 def pace_of(tokens: int, seconds: float, worked: float) -> dict[str, float]:
     """The speed of what was decoded now; a resumed run decoded the rest before.
 
-    worked  seconds of processor time, of all threads: unlike wall time it hardly depends on what else is running
+    worked  seconds of processor time of all threads, if known: it hardly depends on what else is running
     """
-    return {
-        "seconds": seconds, "tokens_per_second": tokens / seconds if tokens else 0.0,
-        "processor_seconds": worked, "tokens_per_processor_second": tokens / worked if tokens and worked else 0.0,
-    }  # fmt: skip
+    pace = {"seconds": seconds, "tokens_per_second": tokens / seconds if tokens else 0.0}
+    return pace | ({"processor_seconds": worked, "tokens_per_processor_second": tokens / worked} if worked else {})

@@ -64,6 +64,16 @@ class Sample:
     skip: int = 0
 
 
+def cell_key(llm: LLM, cell: Cell, sample: Sample) -> str:
+    """A short hash of everything that the row of a cell depends on."""
+    policy, decode = resolve(cell.policy, settings_of(cell.task, cell.policy, cell.settings))
+    return key_of(
+        task=repr(cell.task), policy=repr(policy), decode=repr(decode), model=identity_for(llm, policy),
+        version=__version__, n=sample.n, seed=sample.seed, split=sample.split,
+        **({"skip": sample.skip} if sample.skip else {}),
+    )  # fmt: skip
+
+
 def run(
     llm: LLM, cells: Iterable[Cell], sample: Sample, ledger: Ledger | None = None, tick: Tick | None = None
 ) -> list[ResultRow]:
@@ -72,13 +82,8 @@ def run(
     weights = llm.identity["weights"]
     rows = []
     for cell in cells:
-        policy, decode = resolve(cell.policy, settings_of(cell.task, cell.policy, cell.settings))
-        name = cell.name or (cell.policy if isinstance(cell.policy, str) else policy.label)
-        key = key_of(
-            task=repr(cell.task), policy=repr(policy), decode=repr(decode), model=identity_for(llm, policy),
-            version=__version__, n=sample.n, seed=sample.seed, split=sample.split,
-            **({"skip": sample.skip} if sample.skip else {}),
-        )  # fmt: skip
+        name = cell.name or (cell.policy if isinstance(cell.policy, str) else cell.policy.label)
+        key = cell_key(llm, cell, sample)
         row = ledger.get(key, SHAPE, impossible)
         if row is None:
             on_item = (
