@@ -68,7 +68,10 @@ FRONTIER |= {"confidence": (0.9, 60)}
 
 def race(world: World, budget: float, specs: list[str] | None = None) -> tuple[Race, Candidate]:
     it = Race(world, 0.02, budget, clock=lambda: world.now)
-    return it, it.run([Candidate(spec, {}, spec) for spec in specs or sorted(world.known)])
+    points = (spec.partition("/") for spec in specs or sorted(world.known))
+    return it, it.run(
+        [Candidate(spec, {}, spec + slash + place, place=int(place or 0)) for spec, slash, place in points]
+    )
 
 
 def test_it_finds_the_fewest_steps_that_are_nearly_as_good() -> None:
@@ -120,10 +123,10 @@ class Replay(World):
         self.sought = min((pace, share) for share, pace in self.known.values() if share >= bar)
 
     def attempt(self, candidate: Candidate, n: int, skip: int) -> dict[str, Any]:
-        right, steps = self.known[candidate.spec]
-        for name in (candidate.spec[0], candidate.spec):
+        right, steps = self.known[candidate.name]
+        for name in (candidate.spec, candidate.name):
             self.own.setdefault(name, self.rng.normal(size=1000))
-        luck = 0.6 * self.hard + 0.45 * self.own[candidate.spec[0]] + 0.66 * self.own[candidate.spec]
+        luck = 0.6 * self.hard + 0.45 * self.own[candidate.spec] + 0.66 * self.own[candidate.name]
         seconds = 0.007 * steps * (n + 4 * -(-n // 32))
         self.now += seconds
         marks = (luck[skip : skip + n] < NormalDist().inv_cdf(right)).astype(float).tolist()
@@ -131,7 +134,7 @@ class Replay(World):
 
     def met(self, chosen: Candidate) -> bool:
         """Within 2 points and 10 % of the steps of what is sought, in truth."""
-        right, steps = self.known[chosen.spec]
+        right, steps = self.known[chosen.name]
         return right >= self.sought[1] - 0.02 and steps <= 1.1 * self.sought[0]
 
 
@@ -157,6 +160,16 @@ def test_the_budget_holds_and_what_had_no_time_is_said() -> None:
     it, chosen = race(alone, 1, ["slow", "fast"])
     assert chosen.spec == "slow", "one is tried, whatever it takes"
     assert [each.spec for each in it.untried] == ["fast"]
+
+
+def test_what_is_faster_than_hopeless_is_not_tried() -> None:
+    """A decoder that is far off at a careful value is not asked to hurry."""
+    world = World({"good": (0.9, 20), "bad": (0.3, 20)})
+    it = Race(world, 0.02, 1e6, clock=lambda: world.now)
+    it.run([Candidate(spec, {}, f"{spec} {place}", place=place) for place in (3, 2, 4) for spec in ("good", "bad")])
+    assert [spec for spec, _, skip in world.asked if not skip] == ["good", "bad", "good", "good", "bad"]
+    assert [each.name for each in it.hopeless] == ["bad 2"]
+    assert not it.untried, "there was time for it"
 
 
 def test_decoders_that_cannot_run_are_said_to() -> None:
@@ -234,7 +247,7 @@ def test_the_command_line_recommends_with_and_without_labels(tmp_path: Path) -> 
         done = subprocess.run([*words, *more], capture_output=True, text=True, timeout=300, check=True)
         found = json.loads(done.stdout.splitlines()[-1])
         assert found["decoder"] in ("confidence", "eb")
-        assert found["tried"] + found["untried"] == 12
+        assert found["tried"] + found["untried"] + found["hopeless"] == 12
         policy = tacg.get_policy(f"{found['decoder']}:{found['preset']}")
         assert policy.values().items() >= (found["settings"].items() - {("gen_length", 8)})
         assert [row["name"] for row in found["unseen"]][-1] == "confidence, defaults"

@@ -116,7 +116,7 @@ def main(
         rows = shown(race, chosen, fixed)
     goal = "accuracy" if graded else "agreement with one token per step"
     rule = f"the fewest steps at most {100 * give:g} points below the best"
-    tried, (quality, steps) = len(candidates) - len(race.untried), chosen.means
+    tried, (quality, steps) = len(candidates) - len(race.untried) - len(race.hopeless), chosen.means
     about = (
         f"tacg recommend: {what}, model {model}, {rule} of {tried} settings; {goal} {quality:.4f}, {steps:.1f} steps "
     )
@@ -125,8 +125,8 @@ def main(
     if as_json:
         print_json({
             "decoder": chosen.spec, "settings": chosen.settings, "quality": quality, "steps": steps,
-            "n": race.seen, "tried": tried, "untried": len(race.untried), "refused": race.refused,
-            "preset": str(preset),
+            "n": race.seen, "tried": tried, "untried": len(race.untried), "hopeless": len(race.hopeless),
+            "refused": race.refused, "preset": str(preset),
             "unseen": [{name: each[name] for name in ("name", "n", "quality", "steps")} for each in rows],
         })  # fmt: skip
     else:

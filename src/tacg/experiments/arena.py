@@ -51,19 +51,18 @@ def _made(spec: str) -> Policy | None:
         return None
 
 
-def main_knob(policy: Policy) -> tuple[str, tuple[Any, ...]]:
-    """A policy's main knob and its values, the default first, then its neighbours, the farthest last.
-
-    No knob and one value where none is declared.
-    """
+def frontier_of(policy: Policy) -> tuple[str, tuple[Any, ...]]:
+    """A policy's main knob and its values, from fast to careful. No knob and one value where none is declared."""
     declared: Policy = policy
     while declared.frontier is None and isinstance(declared, Wrapper):
         declared = declared.base
-    if declared.frontier is None:
-        return "", (None,)
-    knob, values = declared.frontier
-    default = {**Decode().values(), **policy.values()}[knob]
-    middle = values.index(default)
+    return declared.frontier or ("", (None,))
+
+
+def main_knob(policy: Policy) -> tuple[str, tuple[Any, ...]]:
+    """A policy's main knob and its values, the default first, then its neighbours, the farthest last."""
+    knob, values = frontier_of(policy)
+    middle = values.index({**Decode().values(), **policy.values()}[knob]) if knob else 0
     return knob, tuple(values[place] for place in sorted(range(len(values)), key=lambda place: abs(place - middle)))
 
 

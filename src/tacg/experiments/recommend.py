@@ -19,7 +19,7 @@ import numpy as np
 
 from tacg.engine.request import resolve
 from tacg.errors import TacgError
-from tacg.experiments.arena import main_knob, named
+from tacg.experiments.arena import frontier_of, main_knob, named
 from tacg.experiments.compare import takes
 from tacg.experiments.grid import Cell, Sample, run
 from tacg.experiments.tune import by_agreement
@@ -43,15 +43,19 @@ if TYPE_CHECKING:
 SHORT_LIST = ("confidence", "tacg", "eb", "d3llm", "lopa", "frechet", "hierarchy", "credit", "apd", "schedule")
 FIRST, GROWTH = 16, 2  # problems of the first round; each round keeps one in so many
 NEAR = 0.1  # more steps than what is sought has, as a share, that make no difference
-FINALISTS = 4
-OPENING = 0.35  # share of the budget for the first round, which tries everything
+FAR = 0.25  # quality below the best, as a share, that a faster value of the same decoder will not make up
+FINALISTS = 3
+OPENING = 0.5  # share of the budget for the first round, which tries everything
 UNSEEN = 0.12  # share of the budget for problems that nothing was chosen on
 MOST = 1000  # problems to choose on, and to show the winner on
 
 
 @dataclass
 class Candidate:
-    """A decoder with its knobs, and what it has done so far: quality and steps, problem by problem."""
+    """A decoder with its knobs, and what it has done so far: quality and steps, problem by problem.
+
+    place  of its value on the decoder's frontier, from fast to careful
+    """
 
     spec: str
     settings: dict[str, Any]
@@ -59,6 +63,7 @@ class Candidate:
     quality: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     seconds: float = 0.0
+    place: int = 0
 
     @property
     def pace(self) -> float:
@@ -176,8 +181,12 @@ def candidates_of(specs: Sequence[str], lengths: Mapping[str, Any], fixed: Mappi
         knob, grid = main_knob(get_policy(spec))
         mine = takes(spec, fixed)
         moves = knob not in {"", *mine}
+        order = frontier_of(get_policy(spec))[1]
         ladders.append([
-            Candidate(spec, mine | ({knob: value} if moves else {}), named(spec, knob, value) if moves else spec)
+            Candidate(
+                spec, mine | ({knob: value} if moves else {}), named(spec, knob, value) if moves else spec,
+                place=order.index(value),
+            )
             for value in (grid if moves else grid[:1])
         ])  # fmt: skip
     found = (each for level in itertools.zip_longest(*ladders) for each in level if each is not None)
@@ -198,6 +207,7 @@ class Race:
 
     finalists  those that saw all `seen` problems
     untried    those that the budget had no time for
+    hopeless   those that were not tried because a more careful value of the same decoder was far off
     refused    why decoders cannot run on this model, by name
     """
 
@@ -207,6 +217,7 @@ class Race:
     clock: Callable[[], float] = time.monotonic
     finalists: list[Candidate] = field(default_factory=list)
     untried: list[Candidate] = field(default_factory=list)
+    hopeless: list[Candidate] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     seen: int = 0
 
@@ -225,11 +236,19 @@ class Race:
         """Try everything on the same few problems, in order, as long as there is time."""
         size = min(FIRST, self.problems.most)
         for candidate in candidates:
-            if self.finalists and self.clock() >= until:
+            if self._is_hopeless(candidate):
+                self.hopeless.append(candidate)
+            elif self.finalists and self.clock() >= until:
                 self.untried.append(candidate)
             elif self._try(candidate, size):
                 self.finalists.append(candidate)
         self.seen = size
+
+    def _is_hopeless(self, candidate: Candidate) -> bool:
+        """Whether the same decoder was far below the best at a more careful value, where it is better if anything."""
+        best = max((each.means[0] for each in self.finalists), default=0.0)
+        careful = (each for each in self.finalists if each.spec == candidate.spec and each.place > candidate.place)
+        return any(each.means[0] < best - FAR for each in careful)
 
     def _try(self, candidate: Candidate, n: int) -> bool:
         if candidate.spec in self.refused:
