@@ -26,17 +26,20 @@ MODES = ("auto", "none", "prefix", "dual", "block")
 
 
 class Store:
-    """Keys and values of several rows in every layer: [rows, room, heads, head_dim] each, made on the first write."""
+    """Keys and values of several rows in every layer, side by side: [rows, room, 2 * heads, head_dim].
+
+    They are made on the first write.
+    """
 
     def __init__(self) -> None:
         self.rows = self.room = 0
-        self.layers: list[tuple[Tensor, Tensor]] = []
+        self.layers: list[Tensor] = []
 
     def row(self, slot: int, length: int, rows: int = 1) -> Cache:
         """The cache of the row in a slot. If there is not enough room, there will be: for `rows` at least."""
         rows, room = max(self.rows, rows, slot + 1), max(self.room, length)
         if (rows, room) != (self.rows, self.room):
-            self.layers = [tuple(self._larger(held, rows, room) for held in pair) for pair in self.layers]  # type: ignore[misc]
+            self.layers = [self._larger(held, rows, room) for held in self.layers]
             self.rows, self.room = rows, room
         return Cache(length, self, slot)
 
@@ -45,17 +48,20 @@ class Store:
         made[: self.rows, : self.room] = held
         return made
 
-    def layer(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values of a layer, in the shape of these."""
+    def layer(self, layer: int, like: Tensor, heads: int) -> Tensor:
+        """All keys and values of a layer, of so many heads together; `like` says head_dim, type and device."""
         while len(self.layers) <= layer:
-            made = [x.new_zeros(self.rows, self.room, *x.shape[1:]) for x in (keys, values)]
-            self.layers.append((made[0], made[1]))
+            self.layers.append(like.new_zeros(self.rows, self.room, heads, like.shape[-1]))
         return self.layers[layer]
 
-    def write(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put in what was computed for `places`, indices into [rows * room]; returns all keys and values, flat."""
-        kept, held = (x.flatten(0, 1) for x in self.layer(layer, keys, values))
-        return kept.index_copy_(0, places, keys), held.index_copy_(0, places, values)
+    def write(self, layer: int, places: Tensor, pair: Tensor) -> tuple[Tensor, Tensor]:
+        """Put in keys and values [N, 2 * heads, head_dim] of `places`, indices into [rows * room].
+
+        Returns all keys and all values, [rows * room, heads, head_dim] each.
+        """
+        held = self.layer(layer, pair, pair.shape[1]).flatten(0, 1).index_copy_(0, places, pair)
+        keys, values = held.chunk(2, dim=1)
+        return keys, values
 
 
 class Cache:
@@ -69,12 +75,12 @@ class Cache:
 
     def held(self, layer: int) -> tuple[Tensor, Tensor]:
         """The keys and values of a layer that was written to."""
-        kept, held = self.store.layers[layer]
-        return kept[self.slot, : self.length], held[self.slot, : self.length]
+        keys, values = self.store.layers[layer][self.slot, : self.length].chunk(2, dim=1)
+        return keys, values
 
     def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Put in what was computed from `start` on; returns the keys and values of the whole row."""
-        self.store.layer(layer, keys, values)
+        self.store.layer(layer, keys, 2 * keys.shape[1])
         kept, held = self.held(layer)
         kept[start : start + len(keys)] = keys
         held[start : start + len(values)] = values

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tacg.models.fields import Fields
 from tacg.models.layers import FeedForward, Network, QwenLayer, RmsNorm, denoise
-from tacg.models.products import Linear
+from tacg.models.products import Linear, SideBySide, plus_product
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,23 +57,26 @@ class DreamConfig:
         )
 
 
-class DreamAttention(nn.Module):
+class DreamAttention(SideBySide):
     """Grouped-query attention with biases on queries, keys and values."""
+
+    together = (("q_proj.weight", "k_proj.weight", "v_proj.weight"), ("q_proj.bias", "k_proj.bias", "v_proj.bias"))
 
     def __init__(self, config: DreamConfig) -> None:
         super().__init__()
         self.head_dim = config.width // config.heads
+        self.sizes = [config.heads, config.kv_heads, config.kv_heads]
         narrow = config.kv_heads * self.head_dim
         self.q_proj = Linear(config.width, config.width)
         self.k_proj = Linear(config.width, narrow)
         self.v_proj = Linear(config.width, narrow)
         self.o_proj = Linear(config.width, config.width, bias=False)
 
-    def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
-        """[N, D] -> [N, D]."""
-        q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        mixed: Tensor = self.o_proj(rows.attend(layer, *rows.rotate(q, k), v))
-        return mixed
+    def forward(self, layer: int, onto: Tensor, x: Tensor, rows: PackedRows) -> Tensor:
+        """[N, D] -> [N, D]: `onto` plus what comes of x."""
+        heads = self.products(x, "q_proj", "k_proj", "v_proj")
+        mixed = rows.mix(layer, [each.unflatten(-1, (-1, self.head_dim)) for each in heads], self.sizes)
+        return plus_product(onto, self.o_proj, mixed)
 
 
 class Dream(Network):

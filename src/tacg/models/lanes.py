@@ -143,13 +143,17 @@ class Lane:
 
     # -- attention -------------------------------------------------------------------------------------------------
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [N, H, D], k and v [N, KV, D] of the whole forward -> [T, H, D] of this lane's tokens."""
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, pair: Tensor | None) -> Tensor:
+        """q [N, H, D], k and v [N, KV, D] of the whole forward -> [T, H, D] of this lane's tokens.
+
+        pair  keys and values in one tensor [N, 2 * KV, D], if they are
+        """
         mine = q if self.alone else q[self.tokens]
         held = None
         if self.store is not None:
-            written = (x[self.at["written"]] if "written" in self.at else x for x in (k, v))
-            held = self.store.write(layer, self.at["places"], *written)
+            pair = torch.cat([k, v], dim=1) if pair is None else pair
+            written = pair[self.at["written"]] if "written" in self.at else pair
+            held = self.store.write(layer, self.at["places"], written)
         if not self.fused:
             return self._padded(mine, k, v, held)
         if held is None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacg.models.base import Span
-from tacg.models.products import Linear, linear
+from tacg.models.products import Linear, SideBySide, gated, linear, plus_product
 from tacg.models.rows import packed_rows
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ STEADY_ROWS = 16
 
 
 class RmsNorm(nn.Module):
-    """Root-mean-square norm: computed in float32, cast back, then scaled."""
+    """Root-mean-square norm: computed in float32, cast back, then scaled; on a GPU scaled first, in one kernel."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -32,6 +32,8 @@ class RmsNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, D] -> […, D]."""
+        if x.device.type == "cuda":
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         return self.weight * F.rms_norm(x, self.weight.shape, eps=self.eps)
 
 
@@ -72,6 +74,8 @@ class Network(nn.Module):
 def steady_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """[P, D] -> [P, V]. Few rows are filled up, so that rounding does not depend on their number."""
     missing = max(0, STEADY_ROWS - len(x))
+    if x.device.type != "cpu":
+        return linear(x, weight, bias)
     return linear(F.pad(x, (0, 0, 0, missing)), weight, bias)[: len(x)]
 
 
@@ -115,13 +119,40 @@ class QwenLayer(nn.Module):
 
     def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
-        x = x + self.self_attn(layer, self.input_layernorm(x), rows)
-        fed: Tensor = self.mlp(self.post_attention_layernorm(x))
-        return x + fed
+        x = self.self_attn(layer, x, self.input_layernorm(x), rows)
+        fed: Tensor = self.mlp(x, self.post_attention_layernorm(x))
+        return fed
 
 
-class FeedForward(nn.Module):
+class HeadNorms(SideBySide):
+    """Attention with norms on the heads of queries and keys. On a GPU both are scaled at once.
+
+    sizes  how many heads queries, keys and values have
+    """
+
+    norms: ClassVar[tuple[str, str]] = ("q_norm", "k_norm")
+    sizes: list[int]
+    head_dim: int
+    scale: Tensor | None = None
+
+    def head_norms(self) -> tuple[RmsNorm, RmsNorm, Tensor | None]:
+        """Of queries and of keys; on a GPU also the scales of all heads of both, [H + KV, D]."""
+        queries, keys = (self.get_submodule(name) for name in self.norms)
+        return queries, keys, self.scale  # type: ignore[return-value]
+
+    def settle(self) -> None:
+        """Repeat the scales for every head."""
+        weights = [self.get_parameter(f"{name}.weight") for name in self.norms]
+        self.scale = None
+        if weights[0].device.type == "cuda":
+            rows = [weight.expand(count, -1) for weight, count in zip(weights, self.sizes, strict=False)]
+            self.scale = torch.cat(rows)
+
+
+class FeedForward(SideBySide):
     """A gated feed-forward under the names that most checkpoints use."""
+
+    together = (("gate_proj.weight", "up_proj.weight"),)
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -129,14 +160,20 @@ class FeedForward(nn.Module):
         self.up_proj = Linear(width, inner, bias=False)
         self.down_proj = Linear(inner, width, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, D] -> [N, D]."""
-        made: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return made
+    def forward(self, onto: Tensor, x: Tensor) -> Tensor:
+        """[N, D] -> [N, D]: `onto` plus what comes of x."""
+        return plus_product(onto, self.down_proj, self.inner(x))
+
+    def inner(self, x: Tensor) -> Tensor:
+        """[N, D] -> [N, I]."""
+        return gated(self.products(x, "gate_proj", "up_proj"))
 
 
-class Experts(nn.Module):
+class Experts(SideBySide):
     """E feed-forwards with their weights stacked: gate_proj and up_proj [E, I, D], down_proj [E, D, I]."""
+
+    together = (("gate_proj", "up_proj"),)
+    numbers: Tensor | None = None
 
     def __init__(self, count: int, width: int, inner: int) -> None:
         super().__init__()
@@ -147,21 +184,27 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
         """x [N, D], experts chosen int64 [N, K] with their weights float32 [N, K] -> [N, D], summed in float32.
 
-        Tokens are sorted by expert, and all experts compute in one call. A device is asked nothing.
+        Tokens are sorted by expert, and all experts compute in one call. A device is asked nothing, and its sum is left
+        in float32: see `plus`.
         """
         if not self._aligned():
             return self.one_by_one(x, chosen, weight)
         experts, order = chosen.flatten().sort(stable=True)
-        every = torch.arange(len(self.gate_proj), device=x.device)
-        ends = torch.searchsorted(experts, every, right=True, out_int32=True)
+        ends = torch.searchsorted(experts, self._numbers(x.device), right=True, out_int32=True)
         here = x[order // chosen.shape[1]]
         if x.device.type != "cpu":
             made = torch.empty_like(here).index_copy_(0, order, self._grouped(here, ends))
-            return torch.bmm(weight[:, None], made.view(*chosen.shape, -1).float()).squeeze(1).to(x.dtype)
+            return torch.bmm(weight[:, None], made.view(*chosen.shape, -1).float()).squeeze(1)
         place, ends = _filled_up(experts, ends)
         made = self._grouped(here.new_zeros(int(ends[-1]), x.shape[1]).index_copy_(0, place, here), ends)[place]
         mixed = torch.zeros(x.shape, dtype=torch.float32)
         return mixed.index_add_(0, order // chosen.shape[1], made * weight.flatten()[order, None]).to(x.dtype)
+
+    def _numbers(self, device: torch.device) -> Tensor:
+        """int64 [E]: the numbers of the experts."""
+        if self.numbers is None or self.numbers.device != device:
+            self.numbers = torch.arange(len(self.gate_proj), device=device)
+        return self.numbers
 
     def _aligned(self) -> bool:
         """Whether PyTorch has a product of all groups at once (from 2.10 on), and for these sizes."""
@@ -170,8 +213,9 @@ class Experts(nn.Module):
 
     def _grouped(self, x: Tensor, ends: Tensor) -> Tensor:
         """x [P, D], in groups that end before `ends` int32 [E] -> [P, D]."""
-        gate, up = (F.grouped_mm(x, table.mT, offs=ends) for table in (self.gate_proj, self.up_proj))
-        return F.grouped_mm(F.silu(gate) * up, self.down_proj.mT, offs=ends)
+        tables = [*self.joint.values()] or [self.gate_proj, self.up_proj]
+        inner = gated([F.grouped_mm(x, table.mT, offs=ends) for table in tables])
+        return F.grouped_mm(inner, self.down_proj.mT, offs=ends)
 
     def one_by_one(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
         """As `forward`, one expert after another: what it is measured against, and how it goes without the product.

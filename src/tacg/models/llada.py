@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tacg.models.fields import Fields
 from tacg.models.layers import Network, RmsNorm, denoise
-from tacg.models.products import Linear
+from tacg.models.products import Linear, SideBySide, gated, plus_product
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,13 +75,16 @@ class LladaConfig:
         )
 
 
-class LladaLayer(nn.Module):
+class LladaLayer(SideBySide):
     """Attention and a gated feed-forward, each behind a norm. `ff_proj` is the gate, as in the checkpoint."""
+
+    together = (("q_proj.weight", "k_proj.weight", "v_proj.weight"), ("ff_proj.weight", "up_proj.weight"))
 
     def __init__(self, config: LladaConfig) -> None:
         super().__init__()
         width, inner = config.d_model, config.mlp_hidden_size
         self.head_dim = width // config.n_heads
+        self.sizes = [config.n_heads, config.n_kv_heads, config.n_kv_heads]
         narrow = config.n_kv_heads * self.head_dim
         self.attn_norm = RmsNorm(width, config.norm_eps)
         self.q_proj = Linear(width, width, bias=False)
@@ -96,13 +98,10 @@ class LladaLayer(nn.Module):
 
     def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
-        normed = self.attn_norm(x)
-        q, k, v = (proj(normed).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        mixed: Tensor = self.attn_out(rows.attend(layer, *rows.rotate(q, k), v))
-        x = x + mixed
-        normed = self.ff_norm(x)
-        fed: Tensor = self.ff_out(F.silu(self.ff_proj(normed)) * self.up_proj(normed))
-        return x + fed
+        heads = self.products(self.attn_norm(x), "q_proj", "k_proj", "v_proj")
+        mixed = rows.mix(layer, [each.unflatten(-1, (-1, self.head_dim)) for each in heads], self.sizes)
+        x = plus_product(x, self.attn_out, mixed)
+        return plus_product(x, self.ff_out, gated(self.products(self.ff_norm(x), "ff_proj", "up_proj")))
 
 
 class Llada(Network):

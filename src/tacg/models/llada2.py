@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tacg.errors import TacgError
 from tacg.models.fields import Fields
-from tacg.models.layers import Experts, FeedForward, Network, RmsNorm, denoise
-from tacg.models.products import Linear
+from tacg.models.layers import Experts, FeedForward, HeadNorms, Network, RmsNorm, denoise
+from tacg.models.products import Linear, plus, plus_product, wide_product
+from tacg.models.routing import route
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -120,8 +120,10 @@ class Llada2Config:
             )
 
 
-class Llada2Attention(nn.Module):
+class Llada2Attention(HeadNorms):
     """Grouped-query attention with one projection for queries, keys and values, and norms on queries and keys."""
+
+    norms = ("query_layernorm", "key_layernorm")
 
     def __init__(self, config: Llada2Config) -> None:
         super().__init__()
@@ -132,13 +134,10 @@ class Llada2Attention(nn.Module):
         self.key_layernorm = RmsNorm(config.head_dim, config.norm_eps)
         self.dense = Linear(config.heads * config.head_dim, config.width, bias=False)
 
-    def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
-        """[N, D] -> [N, D]."""
-        heads: Tensor = self.query_key_value(x).view(len(x), -1, self.head_dim)
-        q, k, v = torch.split(heads, self.sizes, dim=1)
-        q, k = rows.rotate(self.query_layernorm(q), self.key_layernorm(k))
-        mixed: Tensor = self.dense(rows.attend(layer, q, k, v))
-        return mixed
+    def forward(self, layer: int, onto: Tensor, x: Tensor, rows: PackedRows) -> Tensor:
+        """[N, D] -> [N, D]: `onto` plus what comes of x."""
+        heads = self.query_key_value(x).view(len(x), -1, self.head_dim)
+        return plus_product(onto, self.dense, rows.mix(layer, [heads], self.sizes, self.head_norms()))
 
 
 class Router(nn.Module):
@@ -154,15 +153,10 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[N, D] -> experts int64 [N, K] and their weights float32 [N, K]."""
         config = self.config
-        score = F.linear(x.float(), self.weight.float()).sigmoid()
-        wish = score + self.expert_bias.float()
-        group = wish.view(len(x), config.groups, -1)
-        best = group.topk(min(2, group.shape[2]), dim=2).values.sum(dim=2).topk(config.kept_groups, dim=1).indices
-        kept = torch.zeros(group.shape[:2], dtype=torch.bool, device=x.device).scatter_(1, best, True)
-        wish = group.masked_fill(~kept[:, :, None], -torch.inf).flatten(1)
-        chosen = wish.topk(config.chosen, dim=1).indices
-        weight = score.gather(1, chosen)
-        return chosen, weight / (weight.sum(dim=1, keepdim=True) + 1e-20) * config.scaling
+        return route(
+            wide_product(x, self.weight), self.expert_bias, groups=config.groups, kept_groups=config.kept_groups,
+            count=config.chosen, scaling=config.scaling,
+        )  # fmt: skip
 
 
 class Llada2Mixture(nn.Module):
@@ -175,10 +169,14 @@ class Llada2Mixture(nn.Module):
         if config.shared:
             self.shared_experts = FeedForward(config.width, config.expert_inner * config.shared)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, D] -> [N, D]."""
+    def forward(self, onto: Tensor, x: Tensor) -> Tensor:
+        """[N, D] -> [N, D]: `onto` plus what comes of x."""
         mixed: Tensor = self.experts(x, *self.gate(x))
-        return mixed + self.shared_experts(x) if hasattr(self, "shared_experts") else mixed
+        if not hasattr(self, "shared_experts"):
+            return plus(onto, mixed)
+        if x.device.type == "cpu":
+            return onto + self.shared_experts(mixed, x)
+        return plus(self.shared_experts(onto, x), mixed)
 
 
 class Layer(nn.Module):
@@ -194,9 +192,9 @@ class Layer(nn.Module):
 
     def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
-        x = x + self.attention(layer, self.input_layernorm(x), rows)
-        fed: Tensor = self.mlp(self.post_attention_layernorm(x))
-        return x + fed
+        x = self.attention(layer, x, self.input_layernorm(x), rows)
+        fed: Tensor = self.mlp(x, self.post_attention_layernorm(x))
+        return fed
 
 
 class Llada2(Network):

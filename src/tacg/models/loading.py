@@ -20,7 +20,7 @@ from tacg.models.judges import JUDGES, judge_checkpoint
 from tacg.models.llada import Llada, LladaConfig
 from tacg.models.llada2 import Llada2, Llada2Config
 from tacg.models.modernbert import ModernBert, ModernBertConfig
-from tacg.models.products import is_good_at
+from tacg.models.products import SideBySide, is_good_at
 from tacg.models.qwen2 import FAST_DLLM, Qwen2
 from tacg.models.qwen3 import Qwen3, Qwen3Config
 from tacg.text import LLADA_TEMPLATE, Tokenizer, is_file, read_json
@@ -179,12 +179,13 @@ def _fill(model: AnyNetwork, directory: Path, dtype: torch.dtype, device: torch.
     """Put the checkpoint's tensors into a model that was built without storage.
 
     First all names, shapes and types are compared with config.json; then each tensor is placed as soon as it is read,
-    straight from the mapped file. Experts, which come one by one, go to their slice of the stack.
+    straight from the mapped file. Experts, which come one by one, go to their slice of the stack; on a GPU tables that
+    belong together go to their slice of a common one.
     """
     wanted = model.state_dict()
     places = _places(model, directory)
     total, done = sum(size for _, _, size in places.values()), 0
-    found: dict[str, Tensor] = {}
+    found = _common_tables(model, dtype, device)
     for file in _files(directory):
         with _opened(file) as shard:
             for name in shard.keys():  # noqa: SIM118 (not a mapping)
@@ -193,12 +194,12 @@ def _fill(model: AnyNetwork, directory: Path, dtype: torch.dtype, device: torch.
                 target, expert, size = places[name]
                 kind = torch.float32 if target.endswith("expert_bias") else dtype
                 source = shard.get_tensor(name)
-                if expert is None:
+                if expert is None and target not in found:
                     found[target] = source.to(device=device, dtype=kind)
                 else:
                     if target not in found:
                         found[target] = torch.empty(wanted[target].shape, dtype=kind, device=device)
-                    found[target][expert] = source
+                    (found[target] if expert is None else found[target][expert]).copy_(source)
                 if found[target].data_ptr() != source.data_ptr():
                     let_go(source)
                 done += size
@@ -206,6 +207,21 @@ def _fill(model: AnyNetwork, directory: Path, dtype: torch.dtype, device: torch.
                     tell(done, total)
     model.load_state_dict(found, assign=True)
     model.requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, SideBySide):
+            module.settle()
+
+
+def _common_tables(model: AnyNetwork, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """On a GPU: where the tensors go whose tables lie side by side, by name."""
+    if device.type != "cuda":
+        return {}
+    modules = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, SideBySide)]
+    return {
+        f"{prefix}.{name}": place
+        for prefix, module in modules
+        for name, place in module.make_room(dtype, device).items()
+    }
 
 
 def _places(model: AnyNetwork, directory: Path) -> dict[str, tuple[str, int | None, int]]:

@@ -7,9 +7,14 @@ instructions compute, too: factors are exact in float32, and sums are kept in it
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def is_good_at(device: torch.device, dtype: torch.dtype) -> bool:
@@ -54,3 +59,78 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """[…, D] -> […, V]."""
         return linear(x, self.weight, self.bias)
+
+
+def plus_product(onto: Tensor, product: Linear, x: Tensor) -> Tensor:
+    """`onto` [N, D] plus the product of x [N, I]. On a GPU that is one kernel, which writes into `onto`."""
+    if x.device.type != "cuda" or product.bias is not None:
+        return onto + product(x)
+    return onto.addmm_(x, product.weight.t())
+
+
+def plus(onto: Tensor, x: Tensor) -> Tensor:
+    """`onto` [N, D] plus x [N, D]. On a GPU x may be in float32 and is rounded with the sum, which goes into `onto`."""
+    return onto.add_(x) if onto.device.type == "cuda" else onto + x.to(onto.dtype)
+
+
+def wide_product(x: Tensor, weight: Tensor) -> Tensor:
+    """[N, D] and [V, D] -> float32 [N, V], not rounded on the way. A GPU needs no float32 copies for that."""
+    if x.device.type == "cuda" and x.dtype != torch.float32 and hasattr(torch.ops.aten.mm, "dtype"):
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return F.linear(x.float(), weight.float())
+
+
+class SideBySide(nn.Module):
+    """A module with products of one input. On a GPU their tables lie side by side: one product computes them all.
+
+    The parameters keep their names and are slices of the common table, so that nothing is held twice.
+
+    together  names of parameters whose tables belong together, group by group
+    """
+
+    together: ClassVar[tuple[tuple[str, ...], ...]] = ()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.joint: dict[str, Tensor] = {}  # by the first name of its group
+
+    def products(self, x: Tensor, *names: str) -> list[Tensor]:
+        """[N, D] -> the products of these names, [N, V] each; on a GPU all in one tensor."""
+        table = self.joint.get(f"{names[0]}.weight")
+        if table is None:
+            return [getattr(self, name)(x) for name in names]
+        return [F.linear(x, table, self.joint.get(f"{names[0]}.bias"))]
+
+    def make_room(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        """Common tables without numbers: the slice of each parameter, by its name."""
+        slices: dict[str, Tensor] = {}
+        for names in self.together:
+            shapes = [list(self.get_parameter(name).shape) for name in names]
+            dim = max(0, len(shapes[0]) - 2)  # of the outputs: experts come before them
+            sizes = [shape[dim] for shape in shapes]
+            table = torch.empty([*shapes[0][:dim], sum(sizes), *shapes[0][dim + 1 :]], dtype=dtype, device=device)
+            self.joint[names[0]] = table
+            slices |= zip(names, table.split(sizes, dim=dim), strict=True)
+        return slices
+
+    def settle(self) -> None:
+        """Called when the parameters have their place on a device, for what is worked out once."""
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """`to`, `half` and their like move parameter by parameter. On a GPU they are put together again."""
+        super()._apply(fn, recurse)
+        self.joint = {}
+        first = next(self.parameters())
+        if first.device.type == "cuda":
+            for name, place in self.make_room(first.dtype, first.device).items():
+                owner, _, leaf = name.rpartition(".")
+                place.copy_(self.get_parameter(name))
+                setattr(self.get_submodule(owner), leaf, nn.Parameter(place, requires_grad=False))
+        self.settle()
+        return self
+
+
+def gated(parts: list[Tensor]) -> Tensor:
+    """Gate and up, apart or side by side in one tensor -> SiLU(gate) * up."""
+    gate, up = parts if len(parts) == 2 else parts[0].chunk(2, dim=-1)
+    return F.silu(gate) * up

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from tacg.errors import TacgError
 from tacg.models.fields import Fields, short
-from tacg.models.layers import Experts, FeedForward, Network, QwenLayer, RmsNorm, denoise
+from tacg.models.layers import Experts, FeedForward, HeadNorms, Network, QwenLayer, RmsNorm, denoise
 from tacg.models.llada2 import expert_place
-from tacg.models.products import Linear
+from tacg.models.products import Linear, plus, plus_product
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -128,11 +128,14 @@ def _refuse_mixed_layers(config: Mapping[str, Any], experts: int) -> None:
         )
 
 
-class Qwen3Attention(nn.Module):
+class Qwen3Attention(HeadNorms):
     """Grouped-query attention with per-head norms on queries and keys."""
+
+    together = (("q_proj.weight", "k_proj.weight", "v_proj.weight"),)
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
+        self.sizes = [config.heads, config.kv_heads, config.kv_heads]
         self.head_dim = config.head_dim
         wide, narrow = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.q_proj = Linear(config.width, wide, bias=False)
@@ -142,12 +145,10 @@ class Qwen3Attention(nn.Module):
         self.q_norm = RmsNorm(config.head_dim, config.norm_eps)
         self.k_norm = RmsNorm(config.head_dim, config.norm_eps)
 
-    def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
-        """[N, D] -> [N, D]."""
-        q, k, v = (proj(x).unflatten(-1, (-1, self.head_dim)) for proj in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = rows.rotate(self.q_norm(q), self.k_norm(k))
-        mixed: Tensor = self.o_proj(rows.attend(layer, q, k, v))
-        return mixed
+    def forward(self, layer: int, onto: Tensor, x: Tensor, rows: PackedRows) -> Tensor:
+        """[N, D] -> [N, D]: `onto` plus what comes of x."""
+        heads = [each.unflatten(-1, (-1, self.head_dim)) for each in self.products(x, "q_proj", "k_proj", "v_proj")]
+        return plus_product(onto, self.o_proj, rows.mix(layer, heads, self.sizes, self.head_norms()))
 
 
 class Qwen3Mixture(nn.Module):
@@ -159,14 +160,13 @@ class Qwen3Mixture(nn.Module):
         self.gate = Linear(config.width, config.experts, bias=False)
         self.experts = Experts(config.experts, config.width, config.expert_inner)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[N, D] -> [N, D]."""
+    def forward(self, onto: Tensor, x: Tensor) -> Tensor:
+        """[N, D] -> [N, D]: `onto` plus what comes of x."""
         score = F.softmax(self.gate(x).float(), dim=1)
         weight, chosen = score.topk(self.chosen, dim=1)
         if self.renormalised:
             weight = weight / weight.sum(dim=1, keepdim=True)
-        mixed: Tensor = self.experts(x, chosen, weight)
-        return mixed
+        return plus(onto, self.experts(x, chosen, weight))
 
 
 class Qwen3(Network):

@@ -21,6 +21,8 @@ from tacg.models.products import attention
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tacg.models.layers import RmsNorm
+
 
 def packed_rows(spans: Sequence[Span], *words: Any, device: torch.device, **named: Any) -> PackedRows:
     """The rows of these spans, as the device likes them. Of spans that come again they are known (see `Spans`)."""
@@ -83,14 +85,32 @@ class PackedRows:
         turned = (turned * self.cos + torch.cat([-right, left], dim=-1) * self.sin).to(x.dtype)
         return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention within each row. q [N, H, D], k and v [N, KV, D], already rotated -> [N, H * D]."""
-        mixed = self._mixed(layer, q, k, v)
+    def mix(
+        self, layer: int, heads: list[Tensor], sizes: list[int],
+        norms: tuple[RmsNorm, RmsNorm, Tensor | None] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Norm, rotate and attend: [N, H * D].
+
+        heads  queries, keys and values, [N, heads, D] each; or all in one tensor, which may be written to
+        sizes  how many heads each of them has
+        norms  see `HeadNorms`
+        """
+        q, k, v = heads if len(heads) == 3 else heads[0].split(sizes, dim=1)
+        if norms is not None:
+            q, k = norms[0](q), norms[1](k)
+        return self.attend(layer, *self.rotate(q, k), v)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, pair: Tensor | None = None) -> Tensor:
+        """Attention within each row. q [N, H, D], k and v [N, KV, D], already rotated -> [N, H * D].
+
+        pair  keys and values in one tensor [N, 2 * KV, D], if they are
+        """
+        mixed = self._mixed(layer, q, k, v, pair)
         if any(span.attention is not None for span in self.spans):
             self._show(layer, q, k)
         return mixed
 
-    def _mixed(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _mixed(self, layer: int, q: Tensor, k: Tensor, v: Tensor, pair: Tensor | None) -> Tensor:
         sizes = [rows * length for rows, length in self.runs] if self.runs else [len(span) for span in self.spans]
         parts = zip(*(torch.split(x, sizes) for x in (q, k, v)), strict=True)
         if self.runs:
@@ -151,10 +171,28 @@ class DeviceRows(PackedRows):
         if self.device.type != "cuda":
             return super().rotate(q, k)
         x = torch.cat([q, k], dim=1)
+        self._turn(x, x)
+        return x[:, : q.shape[1]], x[:, q.shape[1] :]
+
+    def mix(
+        self, layer: int, heads: list[Tensor], sizes: list[int],
+        norms: tuple[RmsNorm, RmsNorm, Tensor | None] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """In one tensor from the product to the store, where they are in one."""
+        if len(heads) > 1 or self.device.type != "cuda":
+            return super().mix(layer, heads, sizes, norms)
+        (every,) = heads
+        turned = x = every[:, : sizes[0] + sizes[1]]
+        if norms is not None:
+            # Values, too: their norm is thrown away, but a part of a tensor would be copied first.
+            x = F.rms_norm(every, every.shape[-1:], eps=norms[0].eps)[:, : x.shape[1]] * norms[2]
+        self._turn(x, turned)
+        return self.attend(layer, *every.split(sizes, dim=1), pair=every[:, sizes[0] :])
+
+    def _turn(self, x: Tensor, out: Tensor) -> None:
+        """Rotate x [N, H, D] into `out`, which may be x."""
         partner, cos, sin = self._turns(x.shape[-1])
-        turned = torch.empty_like(x)
-        torch.addcmul(x * cos, x.index_select(-1, partner), sin, out=turned)
-        return turned[:, : q.shape[1]], turned[:, q.shape[1] :]
+        torch.addcmul(x * cos, x.index_select(-1, partner), sin, out=out)
 
     def _turns(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Of `size` dimensions the partner of each, int64 [D], and cosine and sine of each token, [N, 1, D]."""
@@ -167,12 +205,12 @@ class DeviceRows(PackedRows):
             self.turns = partner, F.pad(self.cos, still, value=1.0), F.pad(sin, still)
         return self.turns
 
-    def _mixed(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _mixed(self, layer: int, q: Tensor, k: Tensor, v: Tensor, pair: Tensor | None) -> Tensor:
         if len(self.lanes) == 1:
-            return self.lanes[0].attend(layer, q, k, v).flatten(1)
-        mixed = torch.empty_like(q)
+            return self.lanes[0].attend(layer, q, k, v, pair).flatten(1)
+        mixed = q.new_empty(q.shape)
         for lane in self.lanes:
-            mixed.index_copy_(0, lane.tokens, lane.attend(layer, q, k, v))
+            mixed.index_copy_(0, lane.tokens, lane.attend(layer, q, k, v, pair))
         return mixed.flatten(1)
 
 

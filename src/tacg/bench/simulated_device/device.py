@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tacg.bench.simulated_device.attention import varlen_attention
@@ -24,9 +25,9 @@ from tacg.bench.simulated_device.operations import (
     tensors_in,
     wrapped,
 )
-from tacg.bench.simulated_device.scan import emulated_scan
 from tacg.bench.simulated_device.tally import Site, Tally, asking_line
 from tacg.bench.simulated_device.tensor import CPU, DeviceGenerator, DeviceTensor, check_generator, indexed
+from tacg.bench.simulated_device.triton import emulated_kernels
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class SimulatedDevice:
             # torch.tensor(…, device=…) makes a tensor of the CPU first, which is then seen to be copied.
             patches.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
             torch._C._set_only_lift_cpu_tensors(True)
-            patches.enter_context(emulated_scan(self._launch))
+            patches.enter_context(emulated_kernels(self._launch))
             patches.enter_context(self._mode)
             self._patches = patches.pop_all()
         return self
@@ -113,8 +114,9 @@ class SimulatedDevice:
         kernel(**on_host(arguments))
 
     def one_kernel(self, func: Callable[..., Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-        """What a CPU makes of several operations, and CUDA of one."""
+        """What a CPU makes of several operations, and CUDA of one. Norms want dense input, and copy any other."""
         device = common(func.__name__, tensors_in((*args, *kwargs.values())))
+        self._count("kernel", "contiguous", func is F.rms_norm and not args[0].is_contiguous())
         self._count("kernel", func.__name__)
         return DeviceTensor(func(*on_host(args), **on_host(kwargs)), device)
 

@@ -55,6 +55,8 @@ def computed(func: OpOverload[..., Any], args: Sequence[Any], kwargs: dict[str, 
     """The operation on the CPU."""
     if func._schema.name == "aten::_pin_memory":  # which a CPU build cannot
         return args[0].clone()
+    if str(func) == "aten.mm.dtype":  # only CUDA has a product that is not rounded to the type of its factors
+        return torch.mm(args[0].host.to(args[2]), args[1].host.to(args[2]))
     named = on_host(kwargs)
     named.pop("pin_memory", None)
     if named.get("device") is not None and torch.device(named["device"]).type == "cuda":

@@ -1,17 +1,19 @@
-"""The Triton kernel of the scan where there is no GPU: the same outputs from the readable scan, for one launch.
+"""Triton's kernels where there is no GPU: the same outputs from readable code, for one launch each.
 
-Only the kernel itself is replaced. What `tacg.scan.triton` does around it runs, and is counted, as it stands.
+Only the kernels themselves are replaced. What is around them runs, and is counted, as it stands.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import torch
 
+from tacg.models.routing import step_by_step
 from tacg.scan.reference import contrast as contrasted
 from tacg.scan.reference import follow, lowest, read
 
@@ -24,24 +26,39 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def emulated_scan(launch: Launch) -> Iterator[None]:
-    """Hand every launch of the kernel to `launch`: what computes the same on the CPU, and the arguments by name.
+def emulated_kernels(launch: Launch) -> Iterator[None]:
+    """Hand every launch of a kernel to `launch`: what computes the same on the CPU, and the arguments by name.
 
-    Without Triton there is nothing to replace: the engine then takes the readable scan on a device by itself.
+    Without Triton there is nothing to replace: what needs no kernel is taken on a device, too.
     """
-    try:
-        from tacg.scan import triton
-    except ImportError:
+    with contextlib.ExitStack() as patches:
+        for place, stand_in in (("tacg.scan.triton", scan_kernel), ("tacg.models.triton_routing", route_kernel)):
+            with contextlib.suppress(ImportError):
+                module = importlib.import_module(place)
+                kernel = _Kernel(getattr(module, stand_in.__name__), stand_in, launch)
+                patches.enter_context(mock.patch.object(module, stand_in.__name__, kernel))
         yield
-        return
-    names = list(inspect.signature(triton.scan_kernel.fn).parameters)
 
-    class Kernel:
-        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            return lambda *values, **named: launch(scan_kernel, dict(zip(names, values, strict=False)) | named)
 
-    with mock.patch.object(triton, "scan_kernel", Kernel()):
-        yield
+class _Kernel:
+    """Called as Triton's kernels are: with a grid in brackets, then the arguments."""
+
+    def __init__(self, kernel: Any, stand_in: Callable[..., None], launch: Launch) -> None:
+        self.names = list(inspect.signature(kernel.fn).parameters)
+        self.stand_in, self.launch = stand_in, launch
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *values, **named: self.launch(self.stand_in, dict(zip(self.names, values, strict=False)) | named)
+
+
+def route_kernel(
+    *, logits: Tensor, bias: Tensor, chosen_out: Tensor, weight_out: Tensor, scaling: float, groups: int,
+    kept_groups: int, count: int, **_: Any,
+) -> None:  # fmt: skip
+    """What the kernel of this name leaves in `chosen_out` and `weight_out`."""
+    chosen, weight = step_by_step(logits, bias, groups, kept_groups, count, scaling)
+    chosen_out.copy_(chosen)
+    weight_out.copy_(weight)
 
 
 def scan_kernel(
