@@ -57,7 +57,7 @@ tacg bench graders --sets data               are the graders right? correct and 
 
 tacg bench agreement --sources checkouts     do we decode as the authors' code does? compared canvas by canvas
 
-tacg bench constraint --trials 10000         are constraints always met? random constraints and logits; cost; clients"""
+tacg bench constraint --trials 10000         are constraints always met? random constraints and logits; cost; answers"""
 
 
 def main(
@@ -68,12 +68,16 @@ def main(
     gigabytes: Annotated[float, typer.Option(help="load: size of the checkpoint.", min=0.01)] = 2.0,
     requests: Annotated[int, typer.Option(help="serve, fleet, constraint: total number of requests.", min=1)] = 1000,
     trials: Annotated[int, typer.Option(help="constraint: random constraints to decode.", min=2)] = 10_000,
+    problems: Annotated[int, typer.Option(help="constraint: problems per task.", min=1)] = 200,
+    seed: Annotated[int, typer.Option(help="constraint: random seed of trials and problems.", min=0)] = 0,
     minutes: Annotated[float, typer.Option(help="soak: duration.", min=0.1, max=24 * 60)] = 30.0,
     sets: Annotated[Path, typer.Option(help="graders: directory with the four benchmarks.")] = Path("data"),
     sources: Annotated[Path, typer.Option(help="agreement: directory with checkouts of the authors' code.")] = Path(
         "checkouts"
     ),
-    only: Annotated[str, typer.Option(help="agreement: only decoders with this word in their name.")] = "",
+    only: Annotated[
+        str, typer.Option(help="agreement: only decoders with this word in their name; constraint: only this part.")
+    ] = "",
     out: Annotated[Path | None, typer.Option(help="Directory for rows and page; default: runs/bench-KIND.")] = None,
     quick: Quick = False,
     as_json: Json = False,
@@ -158,8 +162,9 @@ def main(
     elif kind == "constraint":
         from tacg.bench import constraint
 
-        made = constraint.measure(model, 40 if quick else trials, 0 if quick else requests, quick=quick)
-        rows = _collect(made, 3 if quick else 5, out)
+        count = 40 if quick else trials
+        made = constraint.measure(model, count, requests, problems, seed=seed, only=only, quick=quick)
+        rows = _collect(made, 3 if quick else 16, out)
         present("Structured answers", rows, constraint.tables(rows), {}, out, as_json)
 
 

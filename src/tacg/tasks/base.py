@@ -69,9 +69,11 @@ class Task(Knobs):
     name    what users type
     decode  gen_length and block_length that suit its answers
     fixed   whether these lengths override a preset's, which were published for other tasks
+    origin  the task whose problems these are, asked in another form: both have the same splits ("": its own)
     """
 
     name: ClassVar[str]
+    origin: ClassVar[str] = ""
     fixed: ClassVar[bool] = True
 
     @property
@@ -99,12 +101,13 @@ class Task(Knobs):
             raise unknown("split", split, SPLITS)
         if n is not None and n < 1:
             raise TacgError(f"`n` must be >= 1, got {n}.")
-        rng = random.Random(f"{self.name}/{split}/{seed}")
+        origin = self.origin or self.name
+        rng = random.Random(f"{origin}/{split}/{seed}")
         seen: set[str] = set()
         while n is None or len(seen) < n:
             key, problem = self.draw(rng)
             number = _digest(problem.prompt)
-            if int(_digest(f"{self.name}/{key}"), 16) % 20 in SPLITS[split] and number not in seen:
+            if int(_digest(f"{origin}/{key}"), 16) % 20 in SPLITS[split] and number not in seen:
                 seen.add(number)
                 yield replace(problem, id=f"{self.name}-{number[:16]}")
 

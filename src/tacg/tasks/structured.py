@@ -33,6 +33,7 @@ class JsonMath(PocketMath):
     """The word problems of pocket-math, answered as {"reasoning": …, "answer": …}."""
 
     name: ClassVar[str] = "json-math"
+    origin: ClassVar[str] = "pocket-math"  # pocket was trained on the other stories
     schema: ClassVar[dict[str, Any]] = _object(reasoning=REASONING, answer=COUNT)
 
     @property
@@ -87,6 +88,7 @@ class InfillCode(PocketCode):
     """A function of pocket-code of which one line is missing; all before and behind it is given."""
 
     name: ClassVar[str] = "infill-code"
+    origin: ClassVar[str] = "pocket-code"
 
     def draw(self, rng: random.Random) -> tuple[str, Problem]:
         """A canvas whose hole must be filled with one line that is not empty."""
