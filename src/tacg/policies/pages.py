@@ -147,13 +147,17 @@ def _spelled(value: Any) -> str:
 
 
 def _figures(name: str, rows: Sequence[ResultRow]) -> str:
-    mine = [row for row in rows if row.get("policy", "").partition("(")[0] == name]
+    mine: dict[tuple[str, str], ResultRow] = {}  # of each setting the newest row with the most problems
+    for row in (row for row in rows if row.get("policy", "").partition("(")[0] == name):
+        setting = row["task"], row["policy"]
+        if setting not in mine or row["n"] >= mine[setting]["n"]:
+            mine[setting] = row
     if not mine:
         return "No rows yet: `tacg arena` makes them."
     lines = [
         (row["task"], f"`{row['policy']}`", str(row["n"]), f"{100 * row['accuracy']:.1f} %", f"{row['steps']:.1f}",
          f"{row['tpf']:.2f}")
-        for row in sorted(mine, key=lambda row: (row["task"], row["steps"]))
+        for row in sorted(mine.values(), key=lambda row: (row["task"], row["steps"]))
     ]  # fmt: skip
     return _table(("task", "settings", "n", "accuracy", "steps", "tokens per forward"), lines)
 
