@@ -157,7 +157,7 @@ def _label(policy: str, settings: dict[str, Any]) -> str:
 
 def _line(row: Row) -> str:
     low, high = row["accuracy_ci"]
-    accuracy = f"{100 * row['accuracy']:.1f} ({100 * low:.1f}…{100 * high:.1f})"
+    accuracy = f"{100 * row['accuracy']:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
     return f"| {row['task']} | {row['decoder']} | {accuracy} | {row['steps']:.1f} | {row['tpf']:.2f} |"
 
 

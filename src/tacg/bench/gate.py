@@ -16,7 +16,7 @@ from tacg.bench.timing import race
 from tacg.gate import GateConfig
 from tacg.own_loop import GateState, commit_step
 from tacg.records.surroundings import surroundings
-from tacg.records.tables import Table
+from tacg.records.tables import Table, estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -65,11 +65,11 @@ def _gate(logits: Tensor, mask: Tensor, *, everywhere: bool) -> Callable[[], obj
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """One line per row."""
-    columns = ("subject", "prompt", "masked", "ms p50 (p20…p80)", "over floor")
+    columns = ("subject", "prompt", "masked", "ms p50 [p20, p80]", "over floor")
     lines = [
         (
             row["subject"], str(row["prompt"]), str(row["masked"]),
-            f"{row['ms'][1]:.2f} ({row['ms'][0]:.2f}…{row['ms'][2]:.2f})", f"{row['over_floor']:.2f}x",
+            estimate(row["ms"][1], row["ms"][0], row["ms"][2], ".2f"), f"{row['over_floor']:.2f}x",
         )
         for row in rows
     ]  # fmt: skip

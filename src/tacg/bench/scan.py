@@ -15,7 +15,7 @@ import torch
 from tacg.bench.timing import race
 from tacg.policies import get_policy
 from tacg.records.surroundings import surroundings
-from tacg.records.tables import Table
+from tacg.records.tables import Table, estimate
 from tacg.scan import Trajectories
 
 if TYPE_CHECKING:
@@ -137,11 +137,11 @@ def _row(steps: Steps, specs: Sequence[str], rounds: int, *, naive: bool = False
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """One line per row."""
-    columns = ("subject", "batch x positions", "vocabulary", "logits", "ms p50 (p20…p80)", "over floor", "over memory")
+    columns = ("subject", "batch x positions", "vocabulary", "logits", "ms p50 [p20, p80]", "over floor", "over memory")
     lines = [
         (
             row["subject"], f"{row['batch']} x {row['positions']}", f"{row['vocabulary']:,}", row["dtype"],
-            f"{row['ms'][1]:.2f} ({row['ms'][0]:.2f}…{row['ms'][2]:.2f})", f"{row['over_floor']:.2f}x",
+            estimate(row["ms"][1], row["ms"][0], row["ms"][2], ".2f"), f"{row['over_floor']:.2f}x",
             f"{row['over_memory']:.2f}x",
         )
         for row in rows

@@ -24,7 +24,7 @@ from tacg.policies.probe import Probe
 from tacg.records.bins import CONFIDENCE, SIGNALS, bin_names
 from tacg.records.rows import Ledger, ResultRow, key_of
 from tacg.records.surroundings import surroundings
-from tacg.records.tables import Table
+from tacg.records.tables import Table, estimate
 from tacg.shapes import COUNT, Number
 from tacg.version import __version__
 
@@ -334,11 +334,11 @@ def _jointly(row: ResultRow, target: str) -> Table:
 
 
 def _interval(score: Sequence[float] | None) -> str:
-    return "" if score is None else f"{score[0]:.2f} ({score[1]:.2f}…{score[2]:.2f})"
+    return "" if score is None else estimate(score[0], score[1], score[2], ".2f")
 
 
 def _percent(cell: ResultRow | None) -> str:
     if cell is None:
         return ""
     low, high = cell["match_ci"]
-    return f"{100 * cell['match']:.0f} ({100 * low:.0f}…{100 * high:.0f}) n={cell['count']}"
+    return f"{estimate(100 * cell['match'], 100 * low, 100 * high, '.0f')} n={cell['count']}"

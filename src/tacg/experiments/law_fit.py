@@ -18,6 +18,7 @@ from tacg.experiments.law import BASES, gain_of
 from tacg.files import read_json, write_file
 from tacg.policies import get_policy
 from tacg.records.stats import Z95, spearman, spearman_interval
+from tacg.records.tables import estimate
 from tacg.shapes import COUNT, Number, misfit
 from tacg.version import __version__
 
@@ -228,4 +229,4 @@ def _sentence(each: Mapping[str, Any]) -> str:
 
 def _percent(each: Mapping[str, Any], goal: str) -> str:
     low, high = each[f"{goal}_ci"]
-    return f"{100 * each[goal]:+.1f} ({100 * low:+.1f}…{100 * high:+.1f})"
+    return estimate(100 * each[goal], 100 * low, 100 * high)

@@ -17,7 +17,7 @@ from tacg.files import write_file
 from tacg.policies.base import DEFAULT_BASE
 from tacg.records.plots import draw_law
 from tacg.records.stats import resamples
-from tacg.records.tables import Section, Table, gain, provenance
+from tacg.records.tables import Section, Table, estimate, gain, provenance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -116,7 +116,7 @@ def _mean(cells: Sequence[ResultRow], *which: str, goal: str = "gained") -> str:
 
 def _shown(found: tuple[float, float, float]) -> str:
     value, low, high = (100 * each for each in found)
-    return f"{value:+.1f}" if math.isnan(low) else f"{value:+.1f} ({low:+.1f}…{high:+.1f})"
+    return f"{value:+.1f}" if math.isnan(low) else estimate(value, low, high)
 
 
 def _plural(count: int, word: str) -> str:
@@ -197,7 +197,7 @@ def correlation_table(law: Mapping[str, Any]) -> Table:
 
 def _rho(each: Mapping[str, Any]) -> str:
     low, high = each["rho_ci"]
-    return f"{each['rho']:+.2f} ({low:+.2f}…{high:+.2f})"
+    return estimate(each["rho"], low, high, "+.2f")
 
 
 def pictured(cells: Sequence[ResultRow], law: Mapping[str, Any]) -> list[ResultRow]:

@@ -26,7 +26,7 @@ from tacg.experiments.tune import by_agreement
 from tacg.policies import get_policy
 from tacg.policies.base import DEFAULT_BASE
 from tacg.records.stats import paired_bootstrap
-from tacg.records.tables import Table
+from tacg.records.tables import Table, estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -320,7 +320,7 @@ def unseen_table(rows: Sequence[ResultRow]) -> Table:
     for row in rows:
         low, high = paired_bootstrap(row["item_quality"], rows[-1]["item_quality"])
         difference = 100 * (row["quality"] - rows[-1]["quality"])
-        change = "" if row is rows[-1] else f"{difference:+.1f} ({100 * low:+.1f}…{100 * high:+.1f})"
+        change = "" if row is rows[-1] else estimate(difference, 100 * low, 100 * high)
         lines.append((row["name"], f"{100 * row['quality']:.1f}", change, f"{row['steps']:.1f}"))
     title = f"on {len(rows[0]['item_quality'])} problems that nothing was chosen on"
     return Table(title, ("decoder", "quality %", "Δ quality", "steps"), tuple(lines))

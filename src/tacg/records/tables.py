@@ -113,10 +113,20 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> Path:
     return write_file(path, text)
 
 
+def interval(low: float, high: float, form: str) -> str:
+    """An interval as all tables print it: `[a, b]`."""
+    return f"[{low:{form}}, {high:{form}}]"
+
+
+def estimate(value: float, low: float, high: float, form: str = "+.1f") -> str:
+    """A number and its interval, in the same format."""
+    return f"{value:{form}} {interval(low, high, form)}"
+
+
 def accuracy(row: ResultRow) -> str:
     """Accuracy in percent, with its 95 % interval."""
     low, high = row["accuracy_ci"]
-    return f"{100 * row['accuracy']:.1f} ({100 * low:.0f}…{100 * high:.0f})"
+    return f"{100 * row['accuracy']:.1f} {interval(100 * low, 100 * high, '.0f')}"
 
 
 def change(row: ResultRow, name: str, scale: float = 1.0) -> str:
@@ -124,7 +134,7 @@ def change(row: ResultRow, name: str, scale: float = 1.0) -> str:
     if row.get("base") is None:
         return ""
     low, high = (scale * edge for edge in row[f"{name}_diff_ci"])
-    return f"{scale * row[f'{name}_diff']:+.1f} ({low:+.1f}…{high:+.1f})"
+    return estimate(scale * row[f"{name}_diff"], low, high)
 
 
 def gain(row: ResultRow, name: str) -> str:
@@ -132,7 +142,7 @@ def gain(row: ResultRow, name: str) -> str:
     if name not in row:
         return ""
     low, high = (100 * edge for edge in row[f"{name}_ci"])
-    return f"{100 * row[name]:+.1f} ({low:+.1f}…{high:+.1f})"
+    return estimate(100 * row[name], low, high)
 
 
 def provenance(rows: Sequence[ResultRow]) -> str:
