@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 
 LONGEST = 80  # maximum characters of a name repeated in a message
+NEAREST, FEW = 3, 8  # names that are suggested; names that are all listed
 MESSAGE = 2400  # maximum characters of a message, since it may quote very long input
 
 
@@ -33,10 +34,21 @@ class LogitsError(TacgError):
         self.where = where
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
-    """Build the error for an unknown `name`: the nearest match first, then all known names."""
+def unknown(kind: str, name: str, known: Iterable[str], listed_by: str = "") -> UnknownNameError:
+    """Build the error for an unknown `name`: the nearest names; all of them only if they are few.
+
+    listed_by  the command that lists all names
+    """
     names = sorted(known)
     name = name if len(name) <= LONGEST else name[:LONGEST] + "…"
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
-    return UnknownNameError(f"Unknown {kind} {name!r}.{hint} Available: {', '.join(names) or 'none'}.")
+    if len(names) > FEW and (others := difflib.get_close_matches(name, names, n=NEAREST, cutoff=0.6)[1:]):
+        hint += f" Also near: {', '.join(map(repr, others))}."
+    if len(names) <= FEW:
+        rest = f" Available: {', '.join(names) or 'none'}."
+    elif listed_by:
+        rest = f" `{listed_by}` lists all {len(names)}."
+    else:
+        rest = "" if near else f" There are {len(names)}, such as {', '.join(names[:NEAREST])}."
+    return UnknownNameError(f"Unknown {kind} {name!r}.{hint}{rest}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
+    CacheMode,
+    Data,
+    Device,
+    Dtype,
     Json,
     Model,
     N,
@@ -18,13 +20,16 @@ from tacg.cli.common import (
     Seed,
     SettingOptions,
     Split,
+    TaskKnobs,
     Tasks,
+    Verifier,
     load_model,
-    present,
-    progress,
+    load_tasks,
+    parse_settings,
+    policy_option,
     ready_directory,
-    shared_settings,
 )
+from tacg.cli.shown import present, progress
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -37,14 +42,18 @@ tacg ablate --set gen_length=192 --out runs/ablate-long     (the paper's Table 4
 
 def main(
     task: Tasks = None,
-    policy: Annotated[
-        list[str] | None, typer.Option("--policy", "-p", help="Gated policies; default: tacg and tacg+klass.")
-    ] = None,
+    policy: Annotated[list[str] | None, policy_option("Gated policies; default: tacg and tacg+klass.")] = None,
     n: N = 200,
     seed: Seed = 0,
     split: Split = "test",
     model: Model = DEFAULT_MODEL,
+    verifier: Verifier = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    data: Data = None,
+    knob: TaskKnobs = None,
     setting: SettingOptions = None,
+    cache: CacheMode = None,
     batch_size: BatchSize = 32,
     out: Out = Path("runs/ablate"),
     quick: Quick = False,
@@ -55,14 +64,14 @@ def main(
     from tacg.experiments.grid import Sample
     from tacg.records.plots import draw_dynamics
     from tacg.records.rows import Ledger
-    from tacg.tasks import get_task, task_names
+    from tacg.tasks import task_names
 
     gates = policy or (["tacg"] if quick else ["tacg", "tacg+klass"])
-    tasks = [get_task(name) for name in task or (["pocket-sudoku"] if quick else task_names())]
+    tasks = load_tasks(task or (["pocket-sudoku"] if quick else task_names()), data, knob)
     n = min(n, 16) if quick else n
-    settings = shared_settings(gates, setting or [])
+    settings = parse_settings(gates, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    llm = load_model(model)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
     with progress("ablation", n * len(tasks) * len(gates) * (1 + len(PARTS))) as tick:
         sample = Sample(n, seed, split, batch_size)
         rows = ablate(llm, tasks, gates, sample, settings, ledger, tick)

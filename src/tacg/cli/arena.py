@@ -9,24 +9,33 @@ import typer
 
 from tacg.cli.common import (
     DEFAULT_MODEL,
-    LONG,
     BatchSize,
+    CacheMode,
+    Data,
     Device,
     Dtype,
+    Jobs,
     Json,
     Model,
     N,
     Quick,
+    Redraw,
     Seed,
+    SettingOptions,
+    Share,
     Split,
+    TaskKnobs,
     Tasks,
     Verifier,
+    as_typed,
     load_model,
-    print_json,
-    progress,
+    load_tasks,
+    parse_settings,
+    policy_option,
     ready_directory,
-    show_tables,
+    words_of,
 )
+from tacg.cli.shown import LONG, print_json, progress, show_tables
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
@@ -50,9 +59,7 @@ def main(
     task: Tasks = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(
-            "--policy", "--policies", "-p", help="Policy to run; repeatable; default: all, and TACG over each."
-        ),
+        policy_option("Policy to run; repeatable; default: all, and TACG over each.", "--policy", "--policies", "-p"),
     ] = None,
     n: N = 200,
     seed: Seed = 0,
@@ -61,8 +68,12 @@ def main(
     verifier: Verifier = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    data: Data = None,
+    knob: TaskKnobs = None,
+    setting: SettingOptions = None,
+    cache: CacheMode = None,
     batch_size: BatchSize = 32,
-    jobs: Annotated[int, typer.Option(help="Number of processes; on few cores faster than threads.", min=1)] = 1,
+    jobs: Jobs = 1,
     values: Annotated[
         int | None, typer.Option(help="Values of each decoder's main knob, its default first; default: all.", min=1)
     ] = None,
@@ -72,9 +83,9 @@ def main(
     out: Annotated[
         Path | None, typer.Option(help="Directory for rows and page; the report goes next to it; default: runs/arena.")
     ] = None,
-    redraw: Annotated[bool, typer.Option("--redraw", help="Only draw existing rows; decode nothing.")] = False,
+    redraw: Redraw = False,
     quick: Quick = False,
-    share: Annotated[str, typer.Option(hidden=True, help="I/N: only every N-th cell, for --jobs.")] = "",
+    share: Share = "",
     as_json: Json = False,
 ) -> None:
     """Compare all decoders: accuracy against steps, computed positions and seconds, over their whole frontiers."""
@@ -82,30 +93,30 @@ def main(
     from tacg.experiments.arena import CAREFUL, EVERY, FEW, cells, decoders
     from tacg.experiments.grid import Sample
     from tacg.policies import get_policy
-    from tacg.tasks import get_task, task_names
+    from tacg.tasks import task_names
 
     out = ready_directory(out or Path("runs/arena-quick" if quick else "runs/arena"))
     specs = [get_policy(each).label for each in policy or decoders()]
     specs = list(dict.fromkeys([CAREFUL, *specs]))  # what all others are measured against
-    tasks = [get_task(each) for each in task or (["pocket-sudoku"] if quick else task_names())]
+    names = task or (["pocket-sudoku"] if quick else task_names())
+    tasks, settings = load_tasks(names, data, knob), parse_settings(specs, setting, cache)
     n = min(n, 4) if quick else n
     most = FEW if quick else EVERY
     points = (most[0] if values is None else values, most[1] if over is None else over)
     planned = cells(tasks, specs, points)
     try:
         if jobs > 1 and not redraw:
-            words = ["--model", model, "--dtype", dtype, "--device", device, "--n", str(n), "--seed", str(seed)]
-            words += ["--split", split, "--batch-size", str(batch_size), "--out", str(out), *["--quick"] * quick]
-            words += ["--values", str(points[0]), "--over", str(points[1])]
-            words += ["--verifier", verifier] if verifier else []
-            words += [word for each in tasks for word in ("--task", each.name)]
-            words += [word for each in specs for word in ("--policy", each)]
+            words = words_of(
+                model=model, verifier=verifier, dtype=dtype, device=device, data=data, knob=knob, set=setting,
+                cache=cache, n=n, seed=seed, split=split, batch_size=batch_size, out=out, quick=quick,
+                values=points[0], over=points[1], task=names, policy=[as_typed(each) for each in specs],
+            )  # fmt: skip
             shares = {f"{part + 1} of {jobs}": ["arena", *words, "--share", f"{part}/{jobs}"] for part in range(jobs)}
             run_apart(shares, jobs, out / "rows.jsonl")
         elif not redraw:
             part, parts = (int(word) for word in (share or "0/1").split("/"))
             llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
-            _play(llm, planned[part::parts], Sample(n, seed, split, batch_size), out)
+            _play(llm, planned[part::parts], Sample(n, seed, split, batch_size, settings=settings), out)
     except KeyboardInterrupt:
         typer.secho("stopped; run the same command again to continue", err=True)
         _show(out, as_json)

@@ -8,12 +8,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacg.cli.common import DEFAULT_MODEL, Json, Model, Quick, load_model, present, ready_directory
+from tacg.cli.common import (
+    DEFAULT_MODEL,
+    CacheMode,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    Quick,
+    SettingOptions,
+    Verifier,
+    load_model,
+    parse_settings,
+    ready_directory,
+)
+from tacg.cli.shown import present
 from tacg.errors import TacgError, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from tacg.llm import LLM
     from tacg.records.rows import ResultRow
 
 KINDS = (
@@ -31,6 +46,7 @@ KINDS = (
     "agreement",
     "constraint",
 )
+LOADING = ("decode", "serve", "soak", "agreement")  # those that load --model in this process
 EPILOG = """[bold]Examples[/bold]
 
 tacg bench scan                              a step outside the model, compared with simpler implementations
@@ -65,6 +81,11 @@ def main(
     prompts: Annotated[str, typer.Option(help="cache: prompt lengths, comma-separated.")] = "256,512,1024,2048",
     gen_length: Annotated[int, typer.Option(help="cache: positions to generate.", min=8)] = 64,
     model: Model = DEFAULT_MODEL,
+    verifier: Verifier = None,
+    dtype: Dtype = "float32",
+    place: Device = "cpu",
+    setting: SettingOptions = None,
+    kept: CacheMode = None,
     gigabytes: Annotated[float, typer.Option(help="load: size of the checkpoint.", min=0.01)] = 2.0,
     requests: Annotated[int, typer.Option(help="serve, fleet, constraint: total number of requests.", min=1)] = 1000,
     trials: Annotated[int, typer.Option(help="constraint: random constraints to decode.", min=2)] = 10_000,
@@ -88,6 +109,15 @@ def main(
 
     if kind not in KINDS:
         raise unknown("benchmark", kind, KINDS)
+    _refuse_unused(
+        kind, {"--dtype": dtype != "float32", "--device": place != "cpu", "--verifier": verifier is not None},
+        {"--set": bool(setting), "--cache": kept is not None},
+    )  # fmt: skip
+    settings = parse_settings([], setting, kept)
+
+    def loaded() -> LLM:
+        return load_model(model, dtype=dtype, device=place, verifier=verifier)
+
     out = ready_directory(out or Path(f"runs/bench-{kind}"))
     if kind == "scan":
         rows = _collect(scan.measure(quick=quick), 6 if quick else 24, out)
@@ -106,7 +136,7 @@ def main(
         rows = _collect(memory.measure(quick=quick), 3, out)
         present("What the reference takes", rows, memory.tables(rows), {}, out, as_json)
     elif kind == "decode":
-        rows = _collect(_decodes(model, quick), 3 if quick else 9, out)
+        rows = _collect(_decodes(loaded(), settings, quick), 3 if quick else 9, out)
         present("Whole decodes", rows, decode.tables(rows), {"shares.png": draw_shares}, out, as_json)
     elif kind == "device":
         from tacg.bench import device
@@ -124,13 +154,13 @@ def main(
         from tacg.bench import serve
 
         clients = (8,) if quick else (32, 64)
-        made = serve.measure(load_model(model), model, clients, 16 if quick else requests)
+        made = serve.measure(loaded(), model, clients, 16 if quick else requests)
         rows = _collect(made, len(clients), out)
         present("The server under load", rows, serve.tables(rows), {}, out, as_json)
     elif kind == "soak":
         from tacg.bench import soak
 
-        rows = _collect(soak.measure(load_model(model), model, 0.2 if quick else minutes), 2, out)
+        rows = _collect(soak.measure(loaded(), model, 0.2 if quick else minutes), 2, out)
         present("The server for a long time", rows, soak.tables(rows), {}, out, as_json)
         if not soak.passed(rows):
             raise typer.Exit(1)
@@ -154,7 +184,7 @@ def main(
         from tacg.records.rows import read_rows
 
         pairs = agreement.chosen_pairs(only)
-        made = agreement.measure(load_model(model), sources, 1 if quick else 7, pairs)
+        made = agreement.measure(loaded(), sources, 1 if quick else 7, pairs)
         rows = _collect(made, 2 * len(pairs), out)
         write_file(out / "report.md", agreement.report(read_rows(out / "rows.jsonl")))
         present("Agreement with the authors' code", rows, agreement.tables(rows), {}, out, as_json)
@@ -168,17 +198,25 @@ def main(
         present("Structured answers", rows, constraint.tables(rows), {}, out, as_json)
 
 
-def _decodes(model: str, quick: bool) -> Iterator[ResultRow]:
+def _refuse_unused(kind: str, loading: dict[str, bool], decoding: dict[str, bool]) -> None:
+    """Raise for an option without effect: not every benchmark loads a model, and most have fixed settings."""
+    given = {**({} if kind in LOADING else loading), **({} if kind == "decode" else decoding)}
+    unused = [each for each, is_given in given.items() if is_given]
+    if unused:
+        raise TacgError(f"`tacg bench {kind}` has no use for {', '.join(unused)}: leave it out.")
+
+
+def _decodes(llm: LLM, settings: dict[str, Any], quick: bool) -> Iterator[ResultRow]:
     """The built-in model by batch size and against the plain loop; a larger random one against its products."""
     from tacg.bench import decode
     from tacg.engine.request import Decode
     from tacg.tasks import get_task
 
-    llm, task = load_model(model), get_task("pocket-math")
+    task, model = get_task("pocket-math"), llm.model.spec.name
     prompts = [tuple(llm.encode(problem.prompt)) for problem in task.problems("dev", 4 if quick else 64)]
-    settings = Decode().replace(**task.decode, early_stop=False)
-    yield from decode.measure(llm.model, prompts, model, (2,) if quick else decode.BATCHES, settings)
-    yield decode.against_plain(llm.model, prompts[0], model, settings)
+    lengths = Decode().replace(**{**task.decode, "early_stop": False, **settings})
+    yield from decode.measure(llm.model, prompts, model, (2,) if quick else decode.BATCHES, lengths)
+    yield decode.against_plain(llm.model, prompts[0], model, lengths)
     for batch in (2,) if quick else decode.LIMITS:
         yield decode.near_the_limit(batch, quick=quick)
 

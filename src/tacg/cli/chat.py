@@ -5,21 +5,28 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tacg.cli.common import (
     DEFAULT_MODEL,
+    CacheMode,
+    Delay,
+    Device,
+    Dtype,
     Json,
     Model,
+    PolicyName,
     SettingOptions,
     Verifier,
+    Watch,
     load_model,
+    own_policy,
     parse_settings,
     parse_value,
-    print_json,
 )
+from tacg.cli.shown import print_json
 from tacg.cli.typed import typed_lines
 from tacg.errors import TacgError, unknown
 
@@ -53,16 +60,17 @@ COMMANDS = {
 def main(
     model: Model = DEFAULT_MODEL,
     verifier: Verifier = None,
-    policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    policy: PolicyName = "tacg",
     setting: SettingOptions = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the canvas while it is being filled in.")] = False,
-    delay: Annotated[float, typer.Option(help="Seconds between frames of --watch.", min=0)] = 0.05,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    cache: CacheMode = None,
+    watch: Watch = False,
+    delay: Delay = 0.05,
     as_json: Json = False,
 ) -> None:
     """Answer each line, given the conversation so far; commands begin with a slash."""
-    settings = parse_settings(policy, setting or [])
+    settings = parse_settings(policy, setting, cache)
     llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
     if not llm.tokenizer.chat_template:
         raise TacgError(f"{model!r} has no chat template, so it cannot follow a conversation; use `tacg generate`.")
@@ -204,12 +212,13 @@ class Conversation:
         return policy.values() | decode.values()
 
     def _policy(self, name: str) -> None:
-        from tacg.experiments.compare import takes
+        from tacg.experiments.grid import takes
         from tacg.policies import policy_names
 
         if not name:
             _note(f"{self.policy}; available: {', '.join(policy_names())} (and tacg+NAME, NAME:PRESET)")
             return
+        name = own_policy(name)
         mine = takes(name, self.settings)
         dropped = [f"{knob}={value}" for knob, value in self.settings.items() if knob not in mine]
         self.policy, self.settings = name, mine

@@ -1,67 +1,154 @@
-"""What several verbs share."""
+"""Options that several verbs share, each defined once, and what they mean."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tacg.cli.complete import models, policies, tasks
 from tacg.errors import TacgError, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from tacg.knobs import Knob
     from tacg.llm import LLM
-    from tacg.records.rows import ResultRow
-    from tacg.records.tables import Table
     from tacg.tasks import Task
 
 
 DEFAULT_MODEL = "pocket"
-LONG = {"correct", "item_steps", "item_positions", "commits_by_step"}  # columns that hold a value for every problem
+
+
+def own_policies(ctx: typer.Context, value: Any) -> Any:
+    """Load the policies that are spelled `file.py:Class`; what is named then is their name in the registry."""
+    if not value or ctx.resilient_parsing:  # the shell asks for completions
+        return value
+    return own_policy(value) if isinstance(value, str) else [own_policy(each) for each in value]
+
+
+def own_policy(spec: str) -> str:
+    """A policy as the registry knows it; the file of one that is spelled `file.py:Class` is run first."""
+    if ".py" not in spec:
+        return spec  # torch need not be imported to know this
+    from tacg.policies import load_own
+
+    named, typed = load_own(spec)
+    if typed:
+        _TYPED[named.partition(":")[0].rpartition("+")[2]] = typed
+    return named
+
+
+_TYPED: dict[str, str] = {}  # own policies as they were typed, by their names
+
+
+def as_typed(spec: str) -> str:
+    """A policy as another process must be told it: with its file, if it came from one."""
+    name, colon, preset = spec.partition(":")
+    wrappers, plus, last = name.rpartition("+")
+    return f"{wrappers}{plus}{_TYPED.get(last, last)}{colon}{preset}"
+
+
+def policy_option(about: str, *names: str) -> Any:
+    """A `--policy`: `about` says what it is for, and what happens without it."""
+    own = f"{about} See [cyan]tacg policies[/cyan]; a policy of your own: file.py:Class."
+    return typer.Option(*(names or ("--policy", "-p")), help=own, callback=own_policies, autocompletion=policies)
+
 
 # Options that several verbs take, in the same words.
-Model = Annotated[str, typer.Option("--model", "-m", help="Built-in model, judge, directory or hub id.")]
+Model = Annotated[
+    str, typer.Option("--model", "-m", help="Built-in model, judge, directory or hub id.", autocompletion=models)
+]
 Verifier = Annotated[
     str | None,
     typer.Option(
         help="For apd: directory or hub id of an autoregressive model with the same tokenizer; pocket has one."
     ),
 ]
+Device = Annotated[
+    str, typer.Option("--device", help="cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one, otherwise the CPU.")
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        help="float32, bfloat16 or float16; auto: the checkpoint's own if it is fast on the device, otherwise float32.",
+    ),
+]
 SettingOptions = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="NAME=VALUE", help="Any knob of the policy or the decode; repeatable."),
 ]
+CacheMode = Annotated[
+    str | None,
+    typer.Option(
+        "--cache", help="Keys and values to keep: auto (exact), none, block, or prefix and dual, which are approximate."
+    ),
+]
 Data = Annotated[
-    Path | None, typer.Option(help="File of the benchmark (gsm8k, math500, humaneval, mbpp); default: download it.")
+    list[str] | None,
+    typer.Option(
+        "--data",
+        metavar="[TASK=]FILE",
+        help="File of a benchmark (gsm8k, math500, humaneval, mbpp); repeatable; default: download it.",
+    ),
 ]
 TaskKnobs = Annotated[
     list[str] | None, typer.Option("--knob", "-k", metavar="NAME=VALUE", help="Any knob of the task; repeatable.")
 ]
 BatchSize = Annotated[int, typer.Option(help="Rows decoded together.", min=1)]
-Tasks = Annotated[
-    list[str] | None, typer.Option("--task", "-t", help="Task to run, see `tacg tasks`; repeatable; default: all.")
+TaskName = Annotated[str, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].", autocompletion=tasks)]
+MaybeTask = Annotated[
+    str | None, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].", autocompletion=tasks)
 ]
+Tasks = Annotated[
+    list[str] | None,
+    typer.Option("--task", "-t", help="Task to run, see `tacg tasks`; repeatable; default: all.", autocompletion=tasks),
+]
+PolicyName = Annotated[str, policy_option("How tokens are committed.")]
 N = Annotated[int, typer.Option(help="Problems per task.", min=1)]
 Out = Annotated[Path, typer.Option(help="Directory for rows, plots and page; existing rows are not decoded again.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Quick look: few problems, few settings.")]
 Seed = Annotated[int, typer.Option(help="Seed that selects the problems.", min=0)]
 Split = Annotated[str, typer.Option(help="Split of the problems: train, dev or test.")]
-Dtype = Annotated[str, typer.Option(help="float32, bfloat16 or float16.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, …")]
+Prompts = Annotated[
+    Path | None, typer.Option(help="A file with one prompt per line instead; one with holes (⟨8⟩) is filled.")
+]
+Labels = Annotated[
+    bool, typer.Option("--labels/--no-labels", help="Grade answers, or measure agreement with one token per step.")
+]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show the canvas while it is being filled in.")]
+Delay = Annotated[float, typer.Option(help="Seconds between frames of --watch.", min=0)]
+Jobs = Annotated[int, typer.Option(help="Number of processes; on few cores faster than threads.", min=1)]
+Share = Annotated[str, typer.Option(hidden=True, help="I/N: only every N-th cell, for --jobs.")]
+Redraw = Annotated[bool, typer.Option("--redraw", help="Only draw existing rows; decode nothing.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line of stdout.")]
 
 
-def parse_settings(policy: str, pairs: Iterable[str]) -> dict[str, Any]:
-    """`name=value` words as typed settings of the policy or of the decode."""
+def words_of(**options: Any) -> list[str]:
+    """Options as the words of a command line, for a process that does a part of this one's work."""
+    words: list[str] = []
+    for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words += [flag] * value
+        elif isinstance(value, list | tuple):
+            words += [word for each in value for word in (flag, str(each))]
+        elif value is not None:
+            words += [flag, str(value)]
+    return words
+
+
+def parse_settings(policies: str | Sequence[str], pairs: Sequence[str] | None, cache: str | None) -> dict[str, Any]:
+    """`--set` and `--cache` as typed settings that at least one of the policies, or the decode, knows."""
     from tacg.policies import get_policy
 
-    known = get_policy(policy).knobs()
-    return dict(parse_value(known, pair) for pair in pairs)
+    known: dict[str, Knob] = {}
+    for spec in [policies] if isinstance(policies, str) else policies:
+        known |= get_policy(spec).knobs()
+    words = [*(pairs or []), *([f"cache={cache}"] if cache is not None else [])]
+    return dict(parse_value(known, pair) for pair in words)
 
 
 def parse_value(policy_knobs: Mapping[str, Knob], pair: str) -> tuple[str, Any]:
@@ -84,31 +171,47 @@ def _typed(pair: str, known: Mapping[str, Knob], what: str, others: Sequence[str
     return name, known[name].parse(value)
 
 
-def load_task(name: str, data: Path | None = None, pairs: Sequence[str] = ()) -> Task:
-    """A task with its knobs as typed: `name=value` words, and the file of a set."""
-    from tacg.tasks import benchmark_names, get_task
-
-    known: Mapping[str, Knob] = get_task(name).knobs()
-    values = dict(_typed(pair, known, f"knob of {name}") for pair in pairs)
-    if data is not None:
-        if "data" not in known:
-            raise TacgError(f"{name} is generated and takes no --data; {', '.join(benchmark_names())} do.")
-        values["data"] = str(data)
-    return get_task(name, **values)
+def load_task(name: str, data: Sequence[str] | None = None, pairs: Sequence[str] | None = None) -> Task:
+    """A task with its knobs as typed: `name=value` words, and the file of a benchmark."""
+    return load_tasks([name], data, pairs)[0]
 
 
-def shared_settings(policies: Sequence[str], pairs: Sequence[str]) -> dict[str, Any]:
-    """Settings that at least one of the policies, or the decode, knows."""
-    from tacg.policies import get_policy
+def load_tasks(
+    names: Sequence[str], data: Sequence[str] | None = None, pairs: Sequence[str] | None = None
+) -> list[Task]:
+    """Tasks with their knobs as typed. Each knob goes to every task that has it, each file to its benchmark."""
+    from tacg.tasks import get_task
 
-    known: dict[str, Knob] = {}
-    for spec in policies:
-        known |= get_policy(spec).knobs()
-    return dict(parse_value(known, pair) for pair in pairs)
+    files = benchmark_files(names, data or [])
+    known = {name: get_task(name).knobs() for name in names}
+    every = {knob: each for knobs in known.values() for knob, each in knobs.items()}
+    what = f"knob of {names[0]}" if len(names) == 1 else "knob of these tasks"
+    values = dict(_typed(pair, every, what) for pair in pairs or [])
+    own = {name: {knob: value for knob, value in values.items() if knob in known[name]} for name in names}
+    return [get_task(name, **own[name] | ({"data": files[name]} if name in files else {})) for name in names]
+
+
+def benchmark_files(names: Sequence[str], words: Sequence[str]) -> dict[str, str]:
+    """The files of `--data` by task. `TASK=FILE` says which; FILE alone is that of the only task that takes one."""
+    from tacg.tasks import all_names, benchmark_names, get_task
+
+    takers = [name for name in names if "data" in get_task(name).knobs()]
+    files = {}
+    for word in words:
+        name, equals, file = word.partition("=")
+        if not equals or name not in all_names():
+            if len(takers) > 1:
+                raise TacgError(f"Write --data TASK=FILE, as several tasks take one: {', '.join(takers)}; got {word}.")
+            name, file = (takers or list(names))[0], word
+        if name not in takers:
+            why = "is none of the tasks" if name not in names else "is generated and takes no --data"
+            raise TacgError(f"{name} {why}; {', '.join(takers or benchmark_names())} may have one.")
+        files[name] = file
+    return files
 
 
 def load_model(name: str, *, dtype: str = "float32", device: str = "cpu", verifier: str | None = None) -> LLM:
-    """Load a model under a bar; a built-in one says first what it is."""
+    """Load a model, with a progress bar; a built-in one says first what it is."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
@@ -128,26 +231,6 @@ def load_model(name: str, *, dtype: str = "float32", device: str = "cpu", verifi
         )  # fmt: skip
 
 
-@contextlib.contextmanager
-def progress(title: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """A bar on stderr with the running accuracy; call what it gives with each item's correctness and, if known, TPF."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        seen: dict[str, tuple[int, int, float]] = {}  # items so far, right ones, the sum of their TPF
-
-        def tick(part: str, correct: bool, tpf: float | None = None) -> None:
-            count, right, paces = seen.get(part, (0, 0, 0.0))
-            count, right, paces = seen[part] = count + 1, right + correct, paces + (tpf or 0.0)
-            pace = "" if tpf is None else f" · {paces / count:.2f} TPF"
-            bar.update(task, advance=1, description=f"{part} · {100 * right / count:.0f} % right{pace}")
-
-        yield tick
-
-
 def _id(word: str) -> int:
     try:
         return int(word)
@@ -162,67 +245,3 @@ def ready_directory(out: Path) -> Path:
     for name in ("rows.jsonl", "page.html"):
         make_room(out / name)
     return out
-
-
-def print_json(document: Any) -> None:
-    """One JSON document as the last line of stdout."""
-    typer.echo(json.dumps(document))
-
-
-def present(
-    title: str, rows: Sequence[ResultRow], tables: Sequence[Table], draw: Mapping[str, Callable[..., Path]],
-    out: Path | None, as_json: bool,
-) -> None:  # fmt: skip
-    """Show an experiment: tables in the terminal or rows as JSON; in `out` its pictures and a page with everything."""
-    from tacg.records.tables import provenance
-
-    if as_json:
-        print_json({"rows": [{name: value for name, value in row.items() if name not in LONG} for row in rows]})
-    else:
-        show_tables(tables, provenance(rows))
-    if out is not None:
-        publish(title, rows, tables, draw, out)
-
-
-def publish(
-    title: str, rows: Sequence[ResultRow], tables: Sequence[Table], draw: Mapping[str, Callable[..., Path]], out: Path
-) -> None:
-    """Pictures, as far as they can be drawn, and a page with everything; says where they are."""
-    from tacg.records.tables import Section, provenance, write_page
-
-    pictures = []
-    for name, function in draw.items():
-        try:
-            pictures.append(function(rows, out / name))
-        except TacgError as error:
-            typer.secho(f"no picture: {error}", fg="yellow", err=True)
-    section = Section("", "", tables, pictures, provenance(rows))
-    page = write_page(out / "page.html", title, [section])
-    for what, path in (("rows", out / "rows.jsonl"), *(("picture", each) for each in pictures), ("page", page)):
-        typer.secho(f"{what}: {path}", err=True)
-
-
-def show_tables(tables: Sequence[Table], note: str = "") -> None:
-    """Tables as a person reads them."""
-    from rich.console import Console
-    from rich.table import Table as Drawn
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=140)  # a file has no edge to wrap at
-    for table in tables:
-        drawn = Drawn(
-            title=table.title,
-            title_justify="left",
-            title_style="bold",
-            box=None,
-            padding=(0, 2, 0, 0),
-            header_style="dim",
-        )
-        for number, column in enumerate(table.columns):
-            drawn.add_column(column, justify="left" if number == 0 else "right")
-        for line in table.lines:
-            drawn.add_row(*line)
-        console.print(drawn, highlight=False)
-    if note:
-        console.print(f"[dim]{note}[/dim]", highlight=False)

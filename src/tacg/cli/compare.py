@@ -10,6 +10,10 @@ import typer
 from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
+    CacheMode,
+    Data,
+    Device,
+    Dtype,
     Json,
     Model,
     N,
@@ -20,12 +24,12 @@ from tacg.cli.common import (
     Tasks,
     Verifier,
     load_model,
-    load_task,
-    present,
-    progress,
+    load_tasks,
+    parse_settings,
+    policy_option,
     ready_directory,
-    shared_settings,
 )
+from tacg.cli.shown import present, progress
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -41,16 +45,19 @@ tacg compare --model rxnmapper --task reactions --policy confidence --policy tac
 def main(
     task: Tasks = None,
     policy: Annotated[
-        list[str] | None,
-        typer.Option("--policy", "-p", help="Repeatable; default: confidence, klass, and TACG over each."),
+        list[str] | None, policy_option("Policy to run; repeatable; default: confidence, klass, and TACG over each.")
     ] = None,
     n: N = 100,
     seed: Seed = 0,
     split: Split = "test",
     model: Model = DEFAULT_MODEL,
     verifier: Verifier = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
+    cache: CacheMode = None,
     batch_size: BatchSize = 32,
     out: Annotated[
         Path | None,
@@ -66,10 +73,10 @@ def main(
     from tacg.tasks import task_names
 
     policies = policy or list(DEFAULT_POLICIES)
-    tasks = [load_task(name, pairs=knob or []) for name in task or task_names()]
-    settings = shared_settings(policies, setting or [])
+    tasks = load_tasks(task or task_names(), data, knob)
+    settings = parse_settings(policies, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl" if out is not None else None)
-    llm = load_model(model, verifier=verifier)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
     with progress("comparing", n * len(policies) * len(tasks)) as tick:
         sample = Sample(n, seed, split, batch_size)
         rows = compare(llm, tasks, policies, sample, settings, ledger, tick)

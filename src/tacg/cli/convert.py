@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tacg.cli.common import Json, print_json
+from tacg.cli.common import Json
+from tacg.cli.shown import print_json
 
 EPILOG = """[bold]Examples[/bold]
 

@@ -10,21 +10,29 @@ import typer
 from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
+    CacheMode,
+    Data,
+    Device,
+    Dtype,
     Json,
     Model,
     N,
     Out,
+    Prompts,
     Quick,
     Seed,
     SettingOptions,
     Split,
+    TaskKnobs,
     Tasks,
+    Verifier,
     load_model,
+    load_tasks,
     parse_settings,
-    present,
-    progress,
+    policy_option,
     ready_directory,
 )
+from tacg.cli.shown import present, progress
 from tacg.errors import TacgError
 
 EPILOG = """[bold]Examples[/bold]
@@ -38,16 +46,20 @@ tacg diagnose --prompts mine.txt --model ./LLaDA-8B-Instruct --set gen_length=25
 
 def main(
     task: Tasks = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="A file with one prompt per line instead; one with holes (⟨8⟩) is filled.")
-    ] = None,
-    policy: Annotated[str, typer.Option("--policy", "-p", help="Policy whose trajectories are analysed.")] = "schedule",
+    prompts: Prompts = None,
+    policy: Annotated[str, policy_option("Policy whose trajectories are analysed.")] = "schedule",
     target: Annotated[str, typer.Option(help="What a proposal must match: final or reference.")] = "final",
     n: N = 100,
     seed: Seed = 0,
     split: Split = "dev",
     model: Model = DEFAULT_MODEL,
+    verifier: Verifier = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    data: Data = None,
+    knob: TaskKnobs = None,
     setting: SettingOptions = None,
+    cache: CacheMode = None,
     batch_size: BatchSize = 32,
     law: Annotated[Path | None, typer.Option(help="A law.json of [cyan]tacg law[/cyan] (default: what ships).")] = None,
     out: Out = Path("runs/diagnose"),
@@ -68,21 +80,23 @@ def main(
     from tacg.records.bins import SIGNALS
     from tacg.records.plots import draw_match
     from tacg.records.rows import Ledger
-    from tacg.tasks import get_task, task_names
+    from tacg.tasks import task_names
     from tacg.tasks.prompts import OwnPrompts
 
     if target not in TARGETS:
         raise unknown("target", target, TARGETS)
     if prompts is not None and (task or target == "reference"):
         raise TacgError("--prompts takes the place of --task, and has no reference answers: leave out --target, too.")
-    settings = parse_settings(policy, setting or [])  # complain before anything is loaded
+    settings = parse_settings(policy, setting, cache)  # complain before anything is loaded
     known = read_law(law)
-    tasks = [get_task(name) for name in task or (["pocket-sudoku"] if quick else task_names())]
-    if prompts is not None:
-        tasks = [OwnPrompts(str(prompts))]
+    tasks = (
+        [OwnPrompts(str(prompts))]
+        if prompts is not None
+        else load_tasks(task or (["pocket-sudoku"] if quick else task_names()), data, knob)
+    )
     n = min(n, 16) if quick else n
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    llm = load_model(model)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
     with progress("diagnosis", n * len(tasks)) as tick:
         sample = Sample(n, seed, split, batch_size)
         rows = diagnose(llm, tasks, policy, sample, ledger, tick, settings)

@@ -8,7 +8,11 @@ import re
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from tacg.cli.common import Json, print_json
+from rich.text import Text
+
+from tacg.cli.common import Json
+from tacg.cli.draw import console_for_tables, draw
+from tacg.cli.shown import print_json
 from tacg.version import __version__
 
 if TYPE_CHECKING:
@@ -29,25 +33,20 @@ def main(
     if as_json:
         print_json(found)
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    for name in ("tacg", "python", "platform", "device", "threads", "cores"):
-        table.add_row(f"[dim]{name}[/dim]", str(found[name]))
-    for name, means in found["kernels"].items():
-        table.add_row(f"[dim]{name}[/dim]", means)
-    table.add_row("[dim]sandbox[/dim]", _sandbox(found["sandbox"]))
+    lines = [(name, str(found[name])) for name in ("tacg", "python", "platform", "device", "threads", "cores")]
+    lines += found["kernels"].items()
+    lines.append(("sandbox", _sandbox(found["sandbox"])))
     for name, version in found["packages"].items():
-        table.add_row(f"[dim]{name}[/dim]", version or "[red]missing[/red]: pip install tacg")
+        lines.append((name, version or "[red]missing[/red]: pip install tacg"))
     for extra, missing in found["extras"].items():
         state = (
             f"[yellow]missing {', '.join(missing)}[/yellow]: pip install 'tacg\\[{extra}]'"
             if missing
             else "[green]present[/green]"
         )
-        table.add_row(f"[dim]extra: {extra}[/dim]", state)
-    Console().print(table, highlight=False)
+        lines.append((f"extra: {extra}", state))
+    shown = [(Text(name, style="dim"), Text.from_markup(state)) for name, state in lines]
+    draw(console_for_tables(), ("", ""), shown, left=2)
 
 
 def _sandbox(found: dict[str, str]) -> str:

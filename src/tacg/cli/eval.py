@@ -10,23 +10,25 @@ import typer
 from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
+    CacheMode,
     Data,
     Device,
     Dtype,
     Json,
     Model,
+    PolicyName,
     Seed,
     SettingOptions,
     Split,
     TaskKnobs,
+    TaskName,
     Verifier,
+    as_typed,
     load_model,
     load_task,
     parse_settings,
-    print_json,
-    progress,
-    show_tables,
 )
+from tacg.cli.shown import print_json, progress, show_tables
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
@@ -54,16 +56,19 @@ tacg eval --task mbpp --knob subset=all --knob protocol=lm-eval --model ./LLaDA2
 
 
 def main(
-    task: Annotated[str, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].")],
-    policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
+    task: TaskName,
+    policy: PolicyName = "tacg",
     n: Annotated[int, typer.Option("--n", "--limit", help="Maximum number of problems.", min=1)] = 100,
     seed: Seed = 0,
     split: Split = "test",
     model: Model = DEFAULT_MODEL,
     verifier: Verifier = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
+    cache: CacheMode = None,
     batch_size: BatchSize = 32,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show the first problem while it is being decoded.")
@@ -74,8 +79,6 @@ def main(
         str | None, typer.Option(metavar="ADDRESS", help="Decode on a Ray cluster: local, auto or HOST:PORT.")
     ] = None,
     cores: Annotated[int, typer.Option(help="With --ray and no GPUs: cores per replica.", min=1)] = 1,
-    dtype: Dtype = "float32",
-    device: Device = "cpu",
     as_json: Json = False,
 ) -> None:
     """Grade a policy on a task."""
@@ -88,7 +91,7 @@ def main(
         raise TacgError("--resume goes on with a results file: say which, --out FILE.")
     if out is not None:
         refuse_unwritable(out, resume=resume)
-    chosen, settings = load_task(task, data, knob or []), parse_settings(policy, setting or [])
+    chosen, settings = load_task(task, data, knob), parse_settings(policy, setting, cache)
     decoder: Decoder
     if ray is not None:
         from tacg.scale import Fleet
@@ -97,6 +100,8 @@ def main(
             raise TacgError("--watch shows a row on this machine, --ray decodes elsewhere: use one of them.")
         if verifier is not None:
             raise TacgError("--verifier is loaded on this machine, --ray decodes elsewhere: use one of them.")
+        if as_typed(policy) != policy:
+            raise TacgError(f"--ray decodes elsewhere, where {as_typed(policy)} is not known: use one of them.")
         decoder = Fleet(model, address=ray, cores=cores, dtype=dtype)
     else:
         decoder = llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
@@ -107,7 +112,8 @@ def main(
         with progress(title, n) as tick:
             row = evaluate(
                 decoder, chosen, policy, n=n, seed=seed, split=split, batch_size=batch_size, settings=settings,
-                on_item=lambda item: tick(title, item.correct, item.tpf), out=out, resume=resume,
+                on_item=lambda item: tick(title, item.correct, item.tpf),
+                on_known=lambda item: tick(title, item.correct, item.tpf, known=True), out=out, resume=resume,
             ).row  # fmt: skip
     except KeyboardInterrupt:
         if out is None:

@@ -12,14 +12,20 @@ import typer
 from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
+    CacheMode,
+    Delay,
+    Device,
+    Dtype,
     Json,
     Model,
+    PolicyName,
     SettingOptions,
     Verifier,
+    Watch,
     load_model,
     parse_settings,
-    print_json,
 )
+from tacg.cli.shown import print_json
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
@@ -49,21 +55,22 @@ def main(
     ],
     model: Model = DEFAULT_MODEL,
     verifier: Verifier = None,
-    policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    policy: PolicyName = "tacg",
     setting: SettingOptions = None,
+    cache: CacheMode = None,
     schema: Annotated[Path | None, typer.Option(help="File with a JSON schema that the answers must satisfy.")] = None,
     regex: Annotated[str | None, typer.Option(help="Regular expression that the answers must match.")] = None,
     choice: Annotated[list[str] | None, typer.Option("--choice", "-c", help="An answer to allow; repeatable.")] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the canvas while it is being filled in.")] = False,
-    delay: Annotated[float, typer.Option(help="Seconds between frames of --watch.", min=0)] = 0.05,
+    watch: Watch = False,
+    delay: Delay = 0.05,
     raw: Annotated[bool, typer.Option("--raw", help="Do not apply the chat template.")] = False,
     batch_size: BatchSize = 32,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     as_json: Json = False,
 ) -> None:
     """Decode prompts and print the answers."""
-    settings = parse_settings(policy, setting or [])
+    settings = parse_settings(policy, setting, cache)
     settings |= {"schema": schema and _read_schema(schema), "regex": regex, "choices": choice or None}
     if prompts == ["-"]:
         prompts = [line.rstrip("\r\n") for line in sys.stdin if line.strip()]

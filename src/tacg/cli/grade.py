@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tacg.cli.common import Data, Json, TaskKnobs, load_task, print_json, progress
+from tacg.cli.common import Data, Json, TaskKnobs, TaskName, load_task
+from tacg.cli.shown import print_json, progress
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -19,7 +20,7 @@ Each line of the answers file is {"id": "HumanEval/0", "answer": "…"}; if a be
 
 
 def main(
-    task: Annotated[str, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].")],
+    task: TaskName,
     answers: Annotated[Path, typer.Option("--answers", "-a", help="JSONL file: one id and answer per line.")],
     data: Data = None,
     knob: TaskKnobs = None,
@@ -39,7 +40,7 @@ def main(
         make_room(out)
         if out.exists():
             raise TacgError(f"{out} is there already: name another file.")
-    chosen = load_task(task, data, knob or [])
+    chosen = load_task(task, data, knob)
     problems = {problem.id: problem for problem in chosen.problems()}
     found = read_answers(answers, problems)
     grades: dict[str, Grade] = {}

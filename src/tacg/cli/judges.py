@@ -7,8 +7,11 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
-from tacg.cli.common import Json, print_json
+from tacg.cli.common import Json
+from tacg.cli.draw import console_for_tables, draw
+from tacg.cli.shown import print_json
 from tacg.errors import TacgError, unknown
 
 if TYPE_CHECKING:
@@ -71,21 +74,13 @@ def _install(requirement: str) -> None:
 
 
 def _show(facts: dict[str, dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        "name", "what", "domain", "task", "licence", "MB", "sha256", "installed",
-        box=None, padding=(0, 2, 0, 0), header_style="dim",
-    )  # fmt: skip
+    lines: list[tuple[Text | str, ...]] = []
     for name, each in facts.items():
-        state = f"[green]{each['installed']}[/green]" if each["installed"] else "[yellow]no[/yellow]"
+        state = Text(each["installed"], style="green") if each["installed"] else Text("no", style="yellow")
         size, digest = f"{each['bytes'] / 1e6:.1f}", each["sha256"][:12]
         words = (each["about"], each["domain"], each["task"] or "", each["licence"], size, digest, state)
-        table.add_row(f"[cyan]{name}[/cyan]", *words)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=180)
-    console.print(table, highlight=False)
+        lines.append((Text(name, style="cyan"), *words))
+    columns = ("name", "what", "domain", "task", "licence", "MB", "sha256", "installed")
+    draw(console_for_tables(), columns, lines, left=len(columns))
     if any(not each["installed"] for each in facts.values()):
         typer.secho("tacg judges NAME --install", dim=True)

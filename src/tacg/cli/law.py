@@ -7,22 +7,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tacg.cli import complete
 from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
+    CacheMode,
+    Data,
     Device,
     Dtype,
+    Jobs,
     Json,
     N,
     Quick,
+    Redraw,
     Seed,
+    SettingOptions,
+    Share,
     Split,
+    TaskKnobs,
     load_model,
-    print_json,
-    progress,
+    load_tasks,
+    parse_settings,
     ready_directory,
-    show_tables,
+    words_of,
 )
+from tacg.cli.shown import print_json, progress, show_tables
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,28 +52,43 @@ tacg law --out docs/law --redraw                                    report and l
 
 def main(
     model: Annotated[
-        list[str] | None, typer.Option("--model", "-m", help="Built-in name, judge, directory or hub id; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            help="Built-in model, judge, directory or hub id; repeatable.",
+            autocompletion=complete.models,
+        ),
     ] = None,
     task: Annotated[
         list[str] | None,
-        typer.Option("--task", "-t", help="Repeatable; default: a judge's own, for others those of pocket."),
+        typer.Option(
+            "--task",
+            "-t",
+            help="Repeatable; default: a judge's own, for others those of pocket.",
+            autocompletion=complete.tasks,
+        ),
     ] = None,
     n: N = 300,
     seed: Seed = 0,
     split: Split = "test",
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    data: Data = None,
+    knob: TaskKnobs = None,
+    setting: SettingOptions = None,
+    cache: CacheMode = None,
     batch_size: BatchSize = 32,
-    jobs: Annotated[int, typer.Option(help="Processes. On few cores faster than threads.", min=1)] = 1,
+    jobs: Jobs = 1,
     out: Annotated[
         Path | None, typer.Option(help="Directory for rows and law.json, the report beside it; default: runs/law.")
     ] = None,
     ship: Annotated[
         Path | None, typer.Option(help="Write the law here, too: src/tacg/experiments/law.json is what ships.")
     ] = None,
-    redraw: Annotated[bool, typer.Option("--redraw", help="Only draw what is there; decode nothing.")] = False,
+    redraw: Redraw = False,
     quick: Quick = False,
-    share: Annotated[str, typer.Option(hidden=True, help="I/N: only every N-th cell, for --jobs.")] = "",
+    share: Share = "",
     as_json: Json = False,
 ) -> None:
     """Measure what TACG, and its parts, gain over whole frontiers, and fit a rule that foretells it without labels.
@@ -74,24 +98,28 @@ def main(
     from tacg.cli.parallel_runs import run_apart
     from tacg.experiments.grid import Sample
     from tacg.experiments.law import tasks_for
-    from tacg.tasks import get_task
 
     out = ready_directory(out or Path("runs/law-quick" if quick else "runs/law"))
     n = min(n, 4) if quick else n
-    models = list(dict.fromkeys(model or [DEFAULT_MODEL]))
-    tasks = [get_task(each) for each in task or ()]
-    planned = [(each, one) for each in models for one in tasks or tasks_for(each)[: 1 if quick else None]]
+    asked = list(dict.fromkeys(model or [DEFAULT_MODEL]))
+    planned = [
+        (each, one)
+        for each in asked
+        for one in load_tasks(task or [own.name for own in tasks_for(each)[: 1 if quick else None]], data, knob)
+    ]
+    settings = parse_settings("tacg", setting, cache)
     try:
         if jobs > 1 and not redraw:
-            words = ["--n", str(n), "--seed", str(seed), "--split", split, "--dtype", dtype, "--device", device]
-            words += ["--batch-size", str(batch_size), "--out", str(out), *["--quick"] * quick]
-            words += [word for each in models for word in ("--model", each)]
-            words += [word for each in tasks for word in ("--task", each.name)]
+            words = words_of(
+                model=asked, task=task, n=n, seed=seed, split=split, dtype=dtype, device=device, data=data, knob=knob,
+                set=setting, cache=cache, batch_size=batch_size, out=out, quick=quick,
+            )  # fmt: skip
             shares = {f"{part + 1} of {jobs}": ["law", *words, "--share", f"{part}/{jobs}"] for part in range(jobs)}
             run_apart(shares, jobs, out / "rows.jsonl")
         elif not redraw:
             part, parts = (int(word) for word in (share or "0/1").split("/"))
-            _measure(planned[part::parts], Sample(n, seed, split, batch_size), out, quick, dtype, device)
+            sample = Sample(n, seed, split, batch_size, settings=settings)
+            _measure(planned[part::parts], sample, out, quick, dtype, device)
     except KeyboardInterrupt:
         typer.secho("stopped; started again, it goes on where it was", err=True)
         raise typer.Exit(130) from None

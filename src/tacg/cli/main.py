@@ -42,9 +42,9 @@ from tacg.version import __version__
 app = typer.Typer(
     name="tacg",
     help="Decode diffusion language models, and see when and why each token is committed.",
-    epilog="Start with:  tacg eval --task pocket-sudoku --n 1 --watch",
+    epilog="Start with:  tacg eval --task pocket-sudoku --n 1 --watch\n\nCompletion of names in your shell:  "
+    "tacg --install-completion",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )

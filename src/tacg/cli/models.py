@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tacg.cli.common import Json, print_json
+from rich.text import Text
+
+from tacg.cli.common import Json
+from tacg.cli.draw import console_for_tables, draw
+from tacg.cli.shown import print_json
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -44,13 +48,10 @@ def main(
     if as_json:
         print_json({"built_in": BUILT_IN, "families": families})
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("name", "what", "loads", "checked against", box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name, about in BUILT_IN.items():
-        table.add_row(f"[cyan]{name}[/cyan]", about, "built in")
+    lines: list[tuple[Text | str, ...]] = [
+        (Text(name, style="cyan"), about, "built in", "") for name, about in BUILT_IN.items()
+    ]
     for kind, facts in families.items():
-        loads = "yes" if facts["supported"] else "[dim]not yet[/dim]"
-        table.add_row(kind, str(facts["checkpoints"]), loads, str(facts["checked_against"]))
-    Console().print(table, highlight=False)
+        loads = "yes" if facts["supported"] else "not yet"
+        lines.append((kind, str(facts["checkpoints"]), loads, str(facts["checked_against"])))
+    draw(console_for_tables(), ("name", "what", "loads", "checked against"), lines, left=4)

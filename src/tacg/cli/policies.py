@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
-from tacg.cli.common import Json, print_json
+from tacg.cli import complete
+from tacg.cli.common import Json, own_policies
+from tacg.cli.draw import console_for_tables, draw
+from tacg.cli.shown import print_json
 from tacg.errors import TacgError, unknown
 
 if TYPE_CHECKING:
@@ -30,7 +34,14 @@ tacg policies --pages docs/decoders --readme README.md   write one page per poli
 
 
 def main(
-    name: Annotated[str | None, typer.Argument(help="Show one policy, for example [cyan]tacg+klass[/cyan].")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Show one policy, for example [cyan]tacg+klass[/cyan], or one of your own: file.py:Class.",
+            callback=own_policies,
+            autocompletion=complete.policies,
+        ),
+    ] = None,
     presets: Annotated[bool, typer.Option("--presets", help="Show the published settings instead.")] = False,
     pages: Annotated[Path | None, typer.Option(help="Write one page per policy to this directory.")] = None,
     agreement: Annotated[Path, typer.Option(help="--pages: rows of `tacg bench agreement`.")] = AGREEMENT,
@@ -51,7 +62,8 @@ def main(
         every = published()
         found = {key: value for key, value in every.items() if name in (None, key.partition(":")[0], key)}
         if not found:
-            raise unknown("preset", str(name), [*every, *(key.partition(":")[0] for key in every)])
+            known = [*every, *(key.partition(":")[0] for key in every)]
+            raise unknown("preset", str(name), dict.fromkeys(known), "tacg policies --presets")
         print_json(found) if as_json else _show_presets(found)
         return
     chosen = []
@@ -106,32 +118,25 @@ def _facts(policy: Policy) -> dict[str, Any]:
 
 
 def _show(chosen: list[Policy], asked: str | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from tacg.policies.pages import first_line, paper
 
-    console = Console()
+    console = console_for_tables()
     for policy in chosen:
         console.print(f"\n[bold]{asked or policy.name}[/bold]  {first_line(policy)}", highlight=False)
         console.print(f"[dim]{paper(policy)}[/dim]", highlight=False)
-        table = Table("knob", "symbol", "value", "type", "meaning", box=None, padding=(0, 2, 0, 2), header_style="dim")
+        lines = []
         for each in policy.knobs().values():
             value = policy.values()[each.name]
-            shown = "none" if value is None else str(value)
-            changed = f"[bold]{shown}[/bold]" if value != each.default else shown
-            table.add_row(f"[cyan]{each.name}[/cyan]", each.symbol, changed, each.type_name, each.meaning)
-        console.print(table)
+            shown = Text("none" if value is None else str(value), style="bold" if value != each.default else "")
+            lines.append((Text(each.name, style="cyan"), each.symbol, shown, each.type_name, each.meaning))
+        draw(console, ("knob", "symbol", "value", "type", "meaning"), lines, left=5)
     if not asked:
         console.print("\n[dim]`tacg+NAME` puts the gate over any of them; `tacg` alone means `tacg+confidence`.[/dim]")
 
 
 def _show_presets(found: dict[str, dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("preset", "knobs", "decode", box=None, padding=(0, 2, 0, 0), header_style="dim")
+    lines: list[tuple[Text | str, ...]] = []
     for name, settings in found.items():
         words = ["  ".join(f"{key}={value}" for key, value in settings[part].items()) for part in ("knobs", "decode")]
-        table.add_row(f"[cyan]{name}[/cyan]", *words)
-    Console().print(table, highlight=False)
+        lines.append((Text(name, style="cyan"), *words))
+    draw(console_for_tables(), ("preset", "knobs", "decode"), lines, left=3)

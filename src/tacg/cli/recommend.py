@@ -10,23 +10,28 @@ import typer
 from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
+    CacheMode,
     Data,
     Device,
     Dtype,
     Json,
+    Labels,
+    MaybeTask,
     Model,
     Out,
+    Prompts,
     Seed,
+    SettingOptions,
     TaskKnobs,
     Verifier,
+    as_typed,
     load_model,
     load_task,
-    print_json,
-    progress,
+    parse_settings,
+    policy_option,
     ready_directory,
-    shared_settings,
-    show_tables,
 )
+from tacg.cli.shown import print_json, progress, show_tables
 from tacg.errors import TacgError
 
 EPILOG = """[bold]Examples[/bold]
@@ -41,34 +46,30 @@ tacg eval --task pocket-math --policy tacg:runs/recommend/pocket-math.toml      
 
 
 def main(
-    task: Annotated[str | None, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="A file with one prompt per line; implies --no-labels.")] = None,
-    labels: Annotated[
-        bool, typer.Option("--labels/--no-labels", help="Grade answers, or measure agreement with one token per step.")
-    ] = True,
-    data: Data = None,
-    knob: TaskKnobs = None,
+    task: MaybeTask = None,
+    prompts: Prompts = None,
+    labels: Labels = True,
     model: Model = DEFAULT_MODEL,
     verifier: Verifier = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    data: Data = None,
+    knob: TaskKnobs = None,
+    setting: SettingOptions = None,
+    cache: CacheMode = None,
     minutes: Annotated[float, typer.Option(help="Time budget.", min=0)] = 9.0,
     give: Annotated[float, typer.Option(help="Quality to give up for speed, as a fraction.", min=0, max=1)] = 0.02,
     policy: Annotated[
-        list[str] | None,
-        typer.Option("--policy", "-p", help="Policy to try; repeatable; default: a short list; all: every decoder."),
-    ] = None,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="Keep this knob fixed; repeatable.")
+        list[str] | None, policy_option("Policy to try; repeatable; default: a short list; all: every decoder.")
     ] = None,
     seed: Seed = 0,
-    dtype: Dtype = "float32",
-    device: Device = "cpu",
     batch_size: BatchSize = 32,
     out: Out = Path("runs/recommend"),
     as_json: Json = False,
 ) -> None:
     """Try decoders on the same problems, promising ones on more; name the fastest that is nearly as good as the best.
 
-    Without labels, quality is agreement with one token per step.
+    Without labels, quality is agreement with one token per step. Knobs that are --set keep their value.
     """
     from tacg.cli.tune import asked_of
     from tacg.experiments.arena import decoders
@@ -95,9 +96,9 @@ def main(
     graded = labels and prompts is None
     named = decoders() if policy == ["all"] else policy or SHORT_LIST
     specs = list(dict.fromkeys(get_policy(each).label for each in named))
-    fixed = shared_settings(specs, setting or [])
+    fixed = parse_settings(specs, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    chosen_task = load_task(task, data, knob or []) if task else None
+    chosen_task = load_task(task, data, knob) if task else None
     if chosen_task is None:
         asked, lengths, what = asked_of(None, prompts, MOST, seed)
     else:
@@ -140,4 +141,4 @@ def main(
         typer.secho(
             f"no time for {len(race.untried)} of {len(candidates)} settings; raise --minutes to try more", err=True
         )
-    typer.secho(f"preset: {preset}   use it as --policy {chosen.spec}:{preset}", err=True)
+    typer.secho(f"preset: {preset}   use it as --policy {as_typed(chosen.spec)}:{preset}", err=True)

@@ -11,16 +11,26 @@ import typer
 from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
+    CacheMode,
+    Data,
+    Device,
+    Dtype,
+    Jobs,
     Json,
     Model,
     Quick,
     Seed,
+    SettingOptions,
+    TaskKnobs,
     Tasks,
+    Verifier,
     load_model,
-    print_json,
-    progress,
+    load_tasks,
+    parse_settings,
     ready_directory,
+    words_of,
 )
+from tacg.cli.shown import print_json, progress
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -32,16 +42,20 @@ tacg report --dtype bfloat16 --jobs 3          stop at any time; run again to co
 def main(
     task: Tasks = None,
     model: Model = DEFAULT_MODEL,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    verifier: Verifier = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    data: Data = None,
+    knob: TaskKnobs = None,
+    setting: SettingOptions = None,
+    cache: CacheMode = None,
     seed: Seed = 0,
     batch_size: BatchSize = 32,
     home: Annotated[
         Path | None, typer.Option(help="Directory for rows and plots; default: docs/results, --quick: runs/glance.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Report file; default: next to the directory.")] = None,
-    jobs: Annotated[
-        int, typer.Option(help="Number of processes, one task each; on few cores faster than threads.", min=1)
-    ] = 1,
+    jobs: Jobs = 1,
     quick: Quick = False,
     as_json: Json = False,
 ) -> None:
@@ -50,20 +64,24 @@ def main(
     from tacg.experiments.paper_report import write_report
     from tacg.experiments.paper_study import Scale, Study
     from tacg.files import make_room
-    from tacg.tasks import get_task, task_names
+    from tacg.tasks import task_names
 
-    tasks = [get_task(name) for name in task or (["pocket-sudoku"] if quick else task_names())]
+    tasks = load_tasks(task or (["pocket-sudoku"] if quick else task_names()), data, knob)
+    settings = parse_settings("tacg+klass", setting, cache)
     scale = Scale.glance() if quick else Scale()
     home = ready_directory(home or Path("runs/glance" if quick else "docs/results"))
     out = out or home.with_suffix(".md")
     make_room(out)
     if jobs > 1:
-        words = ["report", "--model", model, "--dtype", dtype, "--seed", str(seed), "--batch-size", str(batch_size)]
-        words += ["--home", str(home), *["--quick"] * quick]
+        words = ["report", *words_of(
+            model=model, verifier=verifier, dtype=dtype, device=device, data=data, knob=knob, set=setting, cache=cache,
+            seed=seed, batch_size=batch_size, home=home, quick=quick,
+        )]  # fmt: skip
         with tempfile.TemporaryDirectory() as scratch:  # for reports of one task: the whole one is drawn from all rows
             commands = {each.name: [*words, "-t", each.name, "--out", f"{scratch}/{each.name}.md"] for each in tasks}
             run_apart(commands, jobs, home / "rows.jsonl")
-    study = Study(load_model(model, dtype=dtype), tasks, scale, home, progress, seed, batch_size)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+    study = Study(llm, tasks, scale, home, progress, seed, batch_size, settings)
     written = write_report(study, out)
     files = {"report": written, "page": written.with_suffix(".html"), "rows": study.ledger.path}
     for what, path in files.items():

@@ -8,21 +8,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tacg.cli.common import (
-    LONG,
     BatchSize,
+    CacheMode,
+    Data,
+    Device,
+    Dtype,
     Json,
     Seed,
+    SettingOptions,
+    benchmark_files,
     load_model,
-    print_json,
-    progress,
-    publish,
+    parse_settings,
     ready_directory,
-    show_tables,
 )
+from tacg.cli.shown import LONG, print_json, progress, publish, show_tables
 from tacg.errors import TacgError, unknown
 
 if TYPE_CHECKING:
     from tacg.experiments.reproduce import Stage
+    from tacg.records.results import Item
     from tacg.records.rows import ResultRow
     from tacg.records.tables import Table
 
@@ -52,29 +56,30 @@ def main(
             "--model", "-m", help="NAME=DIRECTORY for llada, dream or llada2-mini; a built-in model: rehearsal."
         ),
     ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SET=FILE", help="File of a benchmark; repeatable; default: download it."),
-    ] = None,
+    data: Data = None,
+    setting: SettingOptions = None,
+    cache: CacheMode = None,
     released: Annotated[bool, typer.Option("--released", help="Use the gate of the authors' released code.")] = False,
     n: Annotated[int | None, typer.Option("--n", "--limit", help="Maximum problems per run.", min=1)] = None,
     seed: Seed = 0,
     batch_size: BatchSize = 32,
-    dtype: Annotated[str | None, typer.Option(help="Default: bfloat16; in a rehearsal: float32.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
+    dtype: Dtype = "auto",
+    device: Device = "cpu",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show how much work it is; decode nothing.")] = False,
     out: Annotated[Path | None, typer.Option(help="Directory for the results files; default: under runs.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run the paper's experiments with their published settings; existing results are not decoded again."""
     from tacg.experiments.reproduce import NAMES, Stage, plan
+    from tacg.tasks import benchmark_names
 
     wanted = names or list(NAMES)
     for name in wanted:
         if name not in NAMES:
             raise unknown("table", name, NAMES)
     rehearsal, places = _models(model or [])
-    stage = Stage(rehearsal, released, n, seed, _pairs("--data", data or []))
+    files = benchmark_files(benchmark_names(), data or [])
+    stage = Stage(rehearsal, released, n, seed, files, parse_settings("tacg+klass", setting, cache))
     home = out or Path("runs") / "-".join(["reproduce", *([rehearsal] if rehearsal else []), *([str(n)] if n else [])])
     if dry_run:
         plans = [plan(name, stage, home) for name in wanted]
@@ -90,7 +95,7 @@ def main(
 
     def load(name: str) -> Any:
         where = rehearsal or places.get(name) or _checkpoint(name)
-        return load_model(where, dtype=dtype or ("float32" if rehearsal else "bfloat16"), device=device)
+        return load_model(where, dtype=dtype, device=device)
 
     shown = [_play(name, stage, load, home, batch_size) for name in wanted]
     if as_json:
@@ -111,7 +116,11 @@ def _play(name: str, stage: Stage, load: Any, home: Path, batch_size: int) -> tu
 
     lines = runs_of(name)
     with progress(name, sum(stage.items(line) for line in lines)) as tick:
-        rows = play(lines, stage, load, home, batch_size, lambda title, item: tick(title, item.correct, item.tpf))
+
+        def told(title: str, item: Item, *, known: bool) -> None:
+            tick(title, item.correct, item.tpf, known=known)
+
+        rows = play(lines, stage, load, home, batch_size, told)
     found = tables(name, rows)
     draw: dict[str, Any] = {}
     if name == "figures":

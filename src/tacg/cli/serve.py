@@ -8,8 +8,21 @@ from typing import Annotated
 
 import typer
 
-from tacg.cli.common import DEFAULT_MODEL, Json, Model, SettingOptions, Verifier, load_model, parse_settings, print_json
+from tacg.cli.common import (
+    DEFAULT_MODEL,
+    CacheMode,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    SettingOptions,
+    Verifier,
+    load_model,
+    parse_settings,
+    policy_option,
+)
 from tacg.cli.interrupt import ended_by_signals
+from tacg.cli.shown import print_json
 from tacg.errors import TacgError
 
 EPILOG = """[bold]Examples[/bold]
@@ -26,14 +39,17 @@ curl -H 'Content-Type: application/json' -d '{"model": "pocket", "prompt": "Hell
 def main(
     model: Model = DEFAULT_MODEL,
     verifier: Verifier = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
     port: Annotated[int, typer.Option(help="Port; 0 takes any free port.", min=0, max=65535)] = 8000,
     host: Annotated[str, typer.Option(help="Interface to listen on; anything but loopback needs a key.")] = "127.0.0.1",
     api_key: Annotated[
         str | None, typer.Option("--api-key", envvar="TACG_API_KEY", help="Clients must send it as a bearer token.")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow other machines without a key.")] = False,
-    policy: Annotated[str, typer.Option("--policy", "-p", help="Policy for requests that name none.")] = "tacg",
+    policy: Annotated[str, policy_option("Policy for requests that name none.")] = "tacg",
     setting: SettingOptions = None,
+    cache: CacheMode = None,
     max_rows: Annotated[int, typer.Option(help="Rows decoded together.", min=1)] = 32,
     queue: Annotated[int, typer.Option(help="Rows that may wait; further requests get 429.", min=0)] = 128,
     max_n: Annotated[int, typer.Option(help="Maximum answers per request.", min=1)] = 16,
@@ -52,8 +68,6 @@ def main(
         typer.Option("--allow-host", metavar="NAME", help="Host name to accept in requests; repeatable."),
     ] = None,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Write prompts to the log.")] = False,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda, …")] = "cpu",
     as_json: Json = False,
 ) -> None:
     """Serve a model; at Ctrl-C or SIGTERM running requests finish. With --json the address is a JSON line."""
@@ -78,7 +92,7 @@ def main(
             gen_length=max_length, deadline=deadline, grace=grace,
             **({} if max_body is None else {"body_bytes": max_body, "replay_bytes": max_body}),
         )  # fmt: skip
-        defaults = Defaults(policy, parse_settings(policy, setting or []))
+        defaults = Defaults(policy, parse_settings(policy, setting, cache))
         llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
         llm.refuse_fill_only("tacg serve")
         service = Service(llm, limits, access, defaults)

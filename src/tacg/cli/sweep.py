@@ -10,6 +10,9 @@ import typer
 from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
+    CacheMode,
+    Data,
+    Device,
     Dtype,
     Json,
     Model,
@@ -18,14 +21,17 @@ from tacg.cli.common import (
     Seed,
     SettingOptions,
     Split,
+    TaskKnobs,
     Tasks,
+    Verifier,
     load_model,
+    load_tasks,
+    parse_settings,
     parse_value,
-    present,
-    progress,
+    policy_option,
     ready_directory,
-    shared_settings,
 )
+from tacg.cli.shown import present, progress
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
@@ -49,9 +55,7 @@ tacg sweep --policy tacg --x k_extra=0,1,2,4,8 --y tau_floor=0.5,0.7,0.9"""
 def main(
     name: Annotated[str | None, typer.Argument(help=f"One of {', '.join(NAMED)}; or use --x.")] = None,
     task: Tasks = None,
-    policy: Annotated[
-        list[str] | None, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan]; repeatable.")
-    ] = None,
+    policy: Annotated[list[str] | None, policy_option("Policy to sweep; repeatable.")] = None,
     x: Annotated[
         str, typer.Option(metavar="KNOB=VALUES", help="Comma-separated values; a+b=… changes two knobs together.")
     ] = "",
@@ -60,8 +64,13 @@ def main(
     seed: Seed = 0,
     split: Split = "dev",
     model: Model = DEFAULT_MODEL,
+    verifier: Verifier = None,
     dtype: Dtype = "float32",
+    device: Device = "cpu",
+    data: Data = None,
+    knob: TaskKnobs = None,
     setting: SettingOptions = None,
+    cache: CacheMode = None,
     batch_size: BatchSize = 32,
     out: Annotated[
         Path | None, typer.Option(help="Directory for rows, plots and page; default: runs/sweep-NAME.")
@@ -74,7 +83,7 @@ def main(
     from tacg.experiments.sweep import sweep, tables
     from tacg.records.plots import draw_frontier, draw_heat
     from tacg.records.rows import Ledger
-    from tacg.tasks import get_task, task_names
+    from tacg.tasks import task_names
 
     if name is not None and name not in NAMED:
         from tacg.errors import unknown
@@ -88,11 +97,11 @@ def main(
     if up and len(policies) > 1:
         raise TacgError(f"Heat maps show one policy, got {len(policies)}: leave out --y, or name one with --policy.")
     out = out or Path(f"runs/sweep-{name or across.label}")
-    tasks = [get_task(each) for each in task or (["pocket-sudoku"] if quick else task_names())]
+    tasks = load_tasks(task or (["pocket-sudoku"] if quick else task_names()), data, knob)
     n = min(n, 12) if quick else n
-    settings = shared_settings(policies, setting or [])
+    settings = parse_settings(policies, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    llm = load_model(model, dtype=dtype)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
     points = len(across.values) * (len(up.values) if up else 1) * len(policies) * len(tasks)
     with progress("sweep", n * points) as tick:
         sample = Sample(n, seed, split, batch_size)

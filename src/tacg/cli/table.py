@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tacg.cli.common import LONG, Json, print_json, show_tables
+from tacg.cli.common import Json
+from tacg.cli.shown import LONG, print_json, show_tables
 from tacg.errors import unknown
 
 FORMATS = ("text", "markdown", "csv", "latex")

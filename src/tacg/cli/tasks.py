@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-from tacg.cli.common import Data, Json, Split, TaskKnobs, load_task, print_json
+from tacg.cli import complete
+from tacg.cli.common import Data, Json, Seed, Split, TaskKnobs, load_task
+from tacg.cli.shown import print_json
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -18,27 +20,28 @@ tacg tasks gsm8k --data gsm8k_test.jsonl --knob protocol=lm-eval --knob shots=2"
 
 
 def main(
-    name: Annotated[str | None, typer.Argument(help="Show problems of this task.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Show problems of this task.", autocompletion=complete.tasks)
+    ] = None,
     n: Annotated[int, typer.Option(help="Number of problems to show.", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="Seed that selects the problems.", min=0)] = 0,
+    seed: Seed = 0,
     split: Split = "test",
     data: Data = None,
     knob: TaskKnobs = None,
     as_json: Json = False,
 ) -> None:
     """List the tasks on which decoders can be graded."""
-    from tacg.tasks import benchmark_names, free_names, get_task, judged_names, structured_names, task_names
+    from tacg.tasks import all_names, get_task
 
     if name is None:
-        names = [*task_names(), *free_names(), *structured_names(), *benchmark_names(), *judged_names()]
-        about = {each: (type(get_task(each)).__doc__ or "").splitlines()[0] for each in names}
+        about = {each: (type(get_task(each)).__doc__ or "").splitlines()[0] for each in all_names()}
         if as_json:
             print_json(about)
         else:
             for task, line in about.items():
                 typer.echo(f"{task:18} {line}")
         return
-    problems = list(load_task(name, data, knob or []).problems(split, n, seed))
+    problems = list(load_task(name, data, knob).problems(split, n, seed))
     if as_json:
         print_json([{name: getattr(each, name) for name in ("id", "system", "prompt", "answer")} for each in problems])
         return

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tacg.cli.common import DEFAULT_MODEL, Json, Model, SettingOptions, load_model, print_json, shared_settings
+from tacg.cli.common import (
+    DEFAULT_MODEL,
+    CacheMode,
+    Data,
+    Device,
+    Dtype,
+    Json,
+    MaybeTask,
+    Model,
+    Seed,
+    SettingOptions,
+    TaskKnobs,
+    Verifier,
+    load_model,
+    load_task,
+    parse_settings,
+    policy_option,
+)
+from tacg.cli.shown import print_json
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tacg.canvas import Canvas
+    from tacg.llm import LLM
+    from tacg.tasks import Task
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -26,22 +48,24 @@ tacg trace runs/trace/confidence.jsonl --replay tacg                   what woul
 
 def main(
     what: Annotated[list[str] | None, typer.Argument(help="A prompt, or one or two .jsonl traces.")] = None,
-    task: Annotated[
-        str | None, typer.Option("--task", "-t", help="Use a problem of this task instead of a prompt.")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed that selects the problem.", min=0)] = 0,
-    policy: Annotated[
-        list[str] | None, typer.Option("--policy", "-p", help="One or two policies; default: tacg.")
-    ] = None,
-    setting: SettingOptions = None,
+    task: MaybeTask = None,
+    seed: Seed = 0,
+    policy: Annotated[list[str] | None, policy_option("One or two policies; default: tacg.")] = None,
     model: Model = DEFAULT_MODEL,
+    verifier: Verifier = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    data: Data = None,
+    knob: TaskKnobs = None,
+    setting: SettingOptions = None,
+    cache: CacheMode = None,
     other: Annotated[
-        str | None, typer.Option("--replay", help="Show what this policy would do with the recorded signals.")
+        str | None, policy_option("Show what this policy would do with the recorded signals.", "--replay")
     ] = None,
     out: Annotated[Path, typer.Option(help="Directory for the traces and player.html.")] = Path("runs/trace"),
     as_json: Json = False,
 ) -> None:
-    """Record traces and write a player, or show existing traces."""
+    """Record traces of a prompt or of a task's problem and write a player, or show existing traces."""
     from tacg.files import make_room
     from tacg.trace import read_trace, replay
     from tacg.trace.player import write_player
@@ -54,7 +78,12 @@ def main(
     if words and all(word.endswith(".jsonl") for word in words):
         files = [Path(word) for word in words]
     else:
-        files = _record(words, task, seed, policy or ["tacg"], setting or [], model, out)
+        if (task is None) == (len(words) != 1):
+            raise TacgError(f"Say what to trace: one prompt, or --task, or .jsonl files; got {len(words)} words.")
+        chosen, policies = load_task(task, data, knob) if task else words[0], policy or ["tacg"]
+        settings = parse_settings(policies, setting, cache)
+        llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+        files = _record(llm, chosen, seed, policies, settings, out)
     traces = [read_trace(file) for file in files]
     if other is not None:
         traces = [traces[0], replay(traces[0], other)]
@@ -65,27 +94,23 @@ def main(
 
 
 def _record(
-    words: list[str], task: str | None, seed: int, policies: list[str], settings: list[str], model: str, out: Path
+    llm: LLM, what: Task | str, seed: int, policies: list[str], settings: Mapping[str, Any], out: Path
 ) -> list[Path]:
-    """Decode the prompt with each policy; the files of the traces."""
-    from tacg.experiments.compare import takes
+    """Decode a prompt, or the first problem of a task, with each policy; the files of the traces."""
     from tacg.experiments.evaluate import settings_of
-    from tacg.tasks import get_task
+    from tacg.experiments.grid import takes
     from tacg.trace import record
 
-    if (task is None) == (len(words) != 1):
-        raise TacgError(f"Say what to trace: one prompt, or --task, or .jsonl files; got {len(words)} words.")
-    prompt: str | list[dict[str, str]] | Canvas = words[0] if words else ""
-    shared = shared_settings(policies, settings)
-    if task is not None:
-        (problem,) = get_task(task).problems("test", 1, seed)
+    prompt: str | list[dict[str, str]] | Canvas = what if isinstance(what, str) else ""
+    if not isinstance(what, str):
+        (problem,) = what.problems("test", 1, seed)
         prompt = problem.asked
-    llm, files = load_model(model), []
+    files = []
     for spec in policies:
         file = out / f"{spec.replace('/', '-').replace(':', '-')}.jsonl"
-        mine = takes(spec, shared)
-        if task is not None:
-            mine = {**settings_of(get_task(task), spec, mine), **problem.held}
+        mine = takes(spec, settings)
+        if not isinstance(what, str):
+            mine = {**settings_of(what, spec, mine), **problem.held}
         for event in record(llm, prompt, spec, file, settings=mine):
             del event
         typer.secho(f"trace: {file}", err=True)

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
+    CacheMode,
+    Data,
+    Device,
+    Dtype,
     Json,
+    Labels,
+    MaybeTask,
     Model,
     Out,
+    PolicyName,
+    Prompts,
     Quick,
     Seed,
+    SettingOptions,
+    TaskKnobs,
+    Verifier,
+    as_typed,
     load_model,
+    load_task,
     parse_settings,
-    print_json,
-    progress,
-    publish,
     ready_directory,
-    show_tables,
 )
+from tacg.cli.shown import print_json, progress, publish, show_tables
 from tacg.errors import TacgError
+
+if TYPE_CHECKING:
+    from tacg.tasks import Task
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -37,27 +50,32 @@ tacg eval --task pocket-math --policy tacg:runs/tune/pocket-math.tacg.toml"""
 
 
 def main(
-    task: Annotated[str | None, typer.Option("--task", "-t", help="See [cyan]tacg tasks[/cyan].")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="A file with one prompt per line; implies --no-labels.")] = None,
-    policy: Annotated[str, typer.Option("--policy", "-p", help="See [cyan]tacg policies[/cyan].")] = "tacg",
-    only: Annotated[list[str] | None, typer.Option("--knob", "-k", help="Tune only these knobs; repeatable.")] = None,
+    task: MaybeTask = None,
+    prompts: Prompts = None,
+    policy: PolicyName = "tacg",
+    only: Annotated[list[str] | None, typer.Option("--only", help="Tune only these knobs; repeatable.")] = None,
     trials: Annotated[int, typer.Option(help="Number of settings to try.", min=1)] = 40,
     n: Annotated[int, typer.Option(help="Problems of the dev split per trial.", min=1)] = 100,
     seed: Seed = 0,
-    labels: Annotated[
-        bool, typer.Option("--labels/--no-labels", help="Grade answers, or measure agreement with one token per step.")
-    ] = True,
+    labels: Labels = True,
     give: Annotated[float, typer.Option(help="Quality to give up for speed, as a fraction.", min=0, max=1)] = 0.01,
     model: Model = DEFAULT_MODEL,
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", "-s", metavar="NAME=VALUE", help="Keep this knob fixed; repeatable.")
-    ] = None,
+    verifier: Verifier = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    data: Data = None,
+    knob: TaskKnobs = None,
+    setting: SettingOptions = None,
+    cache: CacheMode = None,
     batch_size: BatchSize = 32,
     out: Out = Path("runs/tune"),
     quick: Quick = False,
     as_json: Json = False,
 ) -> None:
-    """Search knobs for quality and few steps; print the front, write a preset that every command takes."""
+    """Search knobs for quality and few steps; print the front, write a preset that every command takes.
+
+    Knobs that are --set keep their value. With --prompts there are no labels.
+    """
     from tacg.experiments.grid import Sample
     from tacg.experiments.tune import (
         by_agreement,
@@ -72,19 +90,19 @@ def main(
     from tacg.records.plots import draw_trials
     from tacg.records.rows import Ledger
     from tacg.records.stats import front
-    from tacg.tasks import get_task
 
     if (task is None) == (prompts is None):
         raise TacgError("Say what to tune on: either --task or --prompts.")
     trials, n = (min(trials, 4), min(n, 8)) if quick else (trials, n)
-    fixed = parse_settings(policy, setting or [])
+    fixed = parse_settings(policy, setting, cache)
     space = {name: values for name, values in space_of(policy, only or ()).items() if name not in fixed}
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    asked, decode, what = asked_of(task, prompts, n, seed)
-    llm = load_model(model)
+    chosen_task = load_task(task, data, knob) if task else None
+    asked, decode, what = asked_of(chosen_task, prompts, n, seed)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
     with progress("tuning", trials * n) as tick:
-        if prompts is None and labels:
-            judge = by_labels(llm, get_task(str(task)), policy, Sample(n, seed, "dev", batch_size), ledger, tick)
+        if chosen_task is not None and labels:
+            judge = by_labels(llm, chosen_task, policy, Sample(n, seed, "dev", batch_size), ledger, tick)
         else:
             judge, n = by_agreement(llm, asked, policy, decode | fixed, ledger, tick, batch_size), len(asked)
         rows = tune(
@@ -104,13 +122,12 @@ def main(
     else:
         show_tables([best])
     publish("Tuning", rows, [best], {"trials.png": draw_trials}, out)
-    typer.secho(f"preset: {preset}   use it as --policy {policy.partition(':')[0]}:{preset}", err=True)
+    typer.secho(f"preset: {preset}   use it as --policy {as_typed(policy.partition(':')[0])}:{preset}", err=True)
 
 
-def asked_of(task: str | None, prompts: Path | None, n: int, seed: int) -> tuple[list[Any], dict[str, int], str]:
+def asked_of(task: Task | None, prompts: Path | None, n: int, seed: int) -> tuple[list[Any], dict[str, int], str]:
     """Prompts or canvases without labels, the lengths to decode them with, and what to call them."""
-    from tacg.tasks import get_task
     from tacg.tasks.prompts import OwnPrompts
 
-    chosen = get_task(str(task)) if prompts is None else OwnPrompts(str(prompts))
+    chosen = task or OwnPrompts(str(prompts))
     return [problem.asked for problem in chosen.problems("dev", n, seed)], dict(chosen.decode), chosen.name

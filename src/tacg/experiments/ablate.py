@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from tacg.engine.request import resolve
 from tacg.errors import TacgError
-from tacg.experiments.compare import takes
 from tacg.experiments.evaluate import settings_of
-from tacg.experiments.grid import Cell, Sample, run
+from tacg.experiments.grid import Cell, Sample, run, takes
 from tacg.policies import Wrapper
 from tacg.records.summary import paired
 from tacg.records.tables import Table, accuracy, change

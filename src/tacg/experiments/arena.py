@@ -198,7 +198,8 @@ def _points(rows: Iterable[ResultRow]) -> list[ResultRow]:
 
 
 def _sample_of(row: ResultRow) -> list[Any]:
-    return [row.get(name) for name in ("model", "weights", "dtype", "seed", "split")]
+    sample = [row.get(name) for name in ("model", "weights", "dtype", "seed", "split")]
+    return [*sample, row["settings"].get("cache", "auto")]
 
 
 def _areas(rows: Sequence[ResultRow], careful: ResultRow | None) -> dict[str, float]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tacg.engine.request import Decode, resolve
-from tacg.experiments.grid import Cell, Sample, run
-from tacg.policies import Wrapper, get_policy
+from tacg.engine.request import resolve
+from tacg.experiments.grid import Cell, Sample, run, takes
+from tacg.policies import Wrapper
 from tacg.records.stats import aup
 from tacg.records.summary import paired
 from tacg.records.tables import Table, accuracy, change
@@ -48,12 +48,6 @@ def compare(
     ]  # fmt: skip
     rows = run(llm, cells, sample, ledger, tick)
     return [row for task in tasks for row in _with_base([row for row in rows if row["task"] == task.name])]
-
-
-def takes(spec: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that the decode or this policy has; a comparison applies each setting wherever it exists."""
-    known = {"suppress", *Decode().knobs(), *get_policy(spec).knobs()}
-    return {name: value for name, value in settings.items() if name in known}
 
 
 def _wrapped(spec: str, settings: Mapping[str, Any]) -> str | None:

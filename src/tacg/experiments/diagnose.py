@@ -17,8 +17,8 @@ import numpy as np
 from tacg.engine.events import Finished, Started, Step
 from tacg.engine.request import resolve
 from tacg.errors import TacgError
-from tacg.experiments.compare import takes
 from tacg.experiments.evaluate import identity_for, settings_of
+from tacg.experiments.grid import takes
 from tacg.policies.base import DEFAULT_BASE
 from tacg.policies.probe import Probe
 from tacg.records.bins import CONFIDENCE, SIGNALS, bin_names

@@ -72,6 +72,7 @@ def evaluate(
     batch_size: int = 32,
     settings: dict[str, Any] | None = None,
     on_item: Callable[[Item], None] | None = None,
+    on_known: Callable[[Item], None] | None = None,
     out: Path | None = None,
     resume: bool = False,
 ) -> Evaluation:
@@ -79,6 +80,7 @@ def evaluate(
 
     skip     how many problems of the sample to skip, because they were used before
     on_item  called with every item, those of an interrupted run first
+    on_known if given, called instead of `on_item` with the items of an interrupted run
     out      a results file; with `resume`, only missing items are decoded
     """
     task.refuse_unready()
@@ -88,9 +90,9 @@ def evaluate(
         raise TacgError(f"{task.name} has no problems to decode; is it the right file?")
     header = describe(llm, task, policy, settings, problems, split, seed)
     with Results(out, header, [problem.id for problem in problems], resume=resume) as results:
-        if on_item is not None:
+        if (tell := on_known or on_item) is not None:
             for known in results.items.values():
-                on_item(known)
+                tell(known)
         left = [number for number in range(len(problems)) if number not in results.items]
 
         def keep(place: int, output: Output) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tacg.engine.request import resolve
+from tacg.engine.request import Decode, resolve
 from tacg.experiments.evaluate import evaluate, identity_for, settings_of
+from tacg.policies import get_policy
 from tacg.records.rows import Ledger, ResultRow, key_of
 from tacg.records.summary import by_item
 from tacg.shapes import COUNT, Number
@@ -20,7 +20,13 @@ if TYPE_CHECKING:
     from tacg.policies import Policy
     from tacg.tasks import Task
 
-Tick = Callable[[str, bool], None]  # called with the name of a cell and whether an item was right
+
+class Tick(Protocol):
+    """Called with the name of a cell and whether an item was right; `known`: it was decoded in an earlier run."""
+
+    def __call__(self, part: str, correct: bool, *, known: bool = False) -> None:
+        """One more item."""
+
 
 SHARE, AMOUNT = Number(0, 1), Number(0)
 # The shape of a run's row that tables and plots need.
@@ -55,18 +61,32 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sample:
-    """Which problems are decoded: `n` of a split with a seed, after the first `skip`; `batch_size` rows at a time."""
+    """Which problems are decoded, and how: `n` of a split with a seed, after the first `skip`, `batch_size` at a time.
+
+    settings  for every cell whose policy or decode has them, such as the cache; a cell's own settings override them
+    """
 
     n: int
     seed: int = 0
     split: str = "test"
     batch_size: int = 32
     skip: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings_for(self, cell: Cell) -> dict[str, Any]:
+        """The settings of a cell in this sample."""
+        return {**takes(cell.policy, self.settings), **cell.settings}
+
+
+def takes(spec: str | Policy, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that the decode or this policy has; a comparison applies each setting wherever it exists."""
+    known = {"suppress", *Decode().knobs(), *get_policy(spec).knobs()}
+    return {name: value for name, value in settings.items() if name in known}
 
 
 def cell_key(llm: LLM, cell: Cell, sample: Sample) -> str:
     """A short hash of everything that the row of a cell depends on."""
-    policy, decode = resolve(cell.policy, settings_of(cell.task, cell.policy, cell.settings))
+    policy, decode = resolve(cell.policy, settings_of(cell.task, cell.policy, sample.settings_for(cell)))
     return key_of(
         task=repr(cell.task), policy=repr(policy), decode=repr(decode), model=identity_for(llm, policy),
         version=__version__, n=sample.n, seed=sample.seed, split=sample.split,
@@ -83,22 +103,30 @@ def run(
     rows = []
     for cell in cells:
         name = cell.name or (cell.policy if isinstance(cell.policy, str) else cell.policy.label)
-        key = cell_key(llm, cell, sample)
+        title, key = f"{cell.task.name} · {name}", cell_key(llm, cell, sample)
         row = ledger.get(key, SHAPE, impossible)
         if row is None:
-            on_item = (
-                (lambda item, name=name, task=cell.task: tick(f"{task.name} · {name}", item.correct)) if tick else None
-            )
             begun = ledger.path and ledger.path.parent / "begun" / f"{key}.jsonl"  # items of an unfinished cell
             evaluation = evaluate(
                 llm, cell.task, cell.policy, n=sample.n, seed=sample.seed, split=sample.split, skip=sample.skip,
-                batch_size=sample.batch_size, settings=dict(cell.settings), on_item=on_item, out=begun, resume=True,
+                batch_size=sample.batch_size, settings=sample.settings_for(cell), out=begun, resume=True,
+                **_told(tick, title),
             )  # fmt: skip
             row = ledger.add(key, evaluation.row | by_item(evaluation.items) | {"weights": weights})
             if begun:
                 begun.unlink(missing_ok=True)
         elif tick is not None:
             for mark in row["correct"]:
-                tick(f"{cell.task.name} · {name}", mark == "1")
+                tick(title, mark == "1", known=True)
         rows.append({**row, "name": name, **cell.tags})
     return rows
+
+
+def _told(tick: Tick | None, title: str) -> dict[str, Any]:
+    """The callbacks of `evaluate` that pass items on to `tick`."""
+    if tick is None:
+        return {}
+    return {
+        "on_item": lambda item: tick(title, item.correct),
+        "on_known": lambda item: tick(title, item.correct, known=True),
+    }

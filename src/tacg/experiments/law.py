@@ -17,7 +17,7 @@ from tacg.experiments.controls import CarefulStart, HeldAtRandom, Outspoken
 from tacg.experiments.diagnose import diagnose
 from tacg.experiments.evaluate import settings_of
 from tacg.experiments.frontier import mean_gain
-from tacg.experiments.grid import Cell, Sample, run
+from tacg.experiments.grid import Cell, Sample, run, takes
 from tacg.models.judges import JUDGES
 from tacg.policies import get_policy
 from tacg.policies.base import DEFAULT_BASE
@@ -98,7 +98,7 @@ def measure(
         policy = HeldAtRandom(base=get_policy(DEFAULT_BASE))
         by_chance.append(_cell(task, policy, settings, RANDOM, DEFAULT_BASE, threshold))
     run(llm, by_chance, sample, ledger, tick)
-    diagnose(llm, [task], CAREFUL, probed, ledger, tick)
+    diagnose(llm, [task], CAREFUL, probed, ledger, tick, takes(CAREFUL, sample.settings))
 
 
 def held_back(llm: LLM, task: Task, sample: Sample, threshold: float, ledger: Ledger) -> ResultRow:
@@ -108,7 +108,7 @@ def held_back(llm: LLM, task: Task, sample: Sample, threshold: float, ledger: Le
     """
     gate = get_policy("tacg", **PARTS[HISTORY], threshold=threshold)
     assert isinstance(gate, Tacg)
-    settings = settings_of(task, gate, {})
+    settings = settings_of(task, gate, takes(gate, sample.settings))
     key = key_of(
         held=repr(task), rule=repr(resolve(gate, settings)), model=llm.identity, version=__version__,
         n=sample.n, seed=sample.seed, split=sample.split,

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from tacg.engine.request import resolve
 from tacg.experiments import ablate, diagnose, sweep, tune
 from tacg.experiments.frontier import over_frontiers
-from tacg.experiments.grid import Cell, Sample, run
+from tacg.experiments.grid import Cell, Sample, run, takes
 from tacg.policies.base import Wrapper
 from tacg.records.rows import Ledger, ResultRow
 from tacg.records.stats import front
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from tacg.llm import LLM
@@ -81,6 +81,7 @@ class Study:
     bar: Callable[[str, int], Any]  # opens a progress bar with a title and a number of problems
     seed: int = 0
     batch_size: int = 32
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of every run, such as the cache
     trials: dict[str, list[ResultRow]] = field(default_factory=dict)
 
     @functools.cached_property
@@ -90,7 +91,7 @@ class Study:
 
     def sample(self, n: int, split: str = "test") -> Sample:
         """The first `n` problems of a split."""
-        return Sample(n, self.seed, split, self.batch_size)
+        return Sample(n, self.seed, split, self.batch_size, settings=self.settings)
 
     def run(self, title: str, cells: Sequence[Cell], n: int, split: str = "test") -> list[ResultRow]:
         """Evaluate cells under one progress bar."""
@@ -126,7 +127,8 @@ class Study:
         if labels:
             return tune.by_labels(self.llm, task, policy, self.sample(n, "dev"), self.ledger, tick)
         prompts = [problem.asked for problem in task.problems("dev", n, self.seed)]
-        return tune.by_agreement(self.llm, prompts, policy, task.decode, self.ledger, tick, self.batch_size)
+        decode = {**task.decode, **takes(policy, self.settings)}
+        return tune.by_agreement(self.llm, prompts, policy, decode, self.ledger, tick, self.batch_size)
 
     def points(self, task: Task, policy: str) -> dict[float, dict[str, Any]]:
         """Tuned settings from careful to fast, by the accuracy they may lose; also written as presets."""
@@ -224,7 +226,8 @@ class Study:
         """How much each signal tells, one row per task."""
         with self.bar("signals", self.scale.point * len(self.tasks)) as tick:
             sample = self.sample(self.scale.point, "dev")
-            return diagnose.diagnose(self.llm, self.tasks, "schedule", sample, self.ledger, tick)
+            settings = takes("schedule", self.settings)
+            return diagnose.diagnose(self.llm, self.tasks, "schedule", sample, self.ledger, tick, settings)
 
     def variants(self) -> list[ResultRow]:
         """Departures from the paper's gate, one at a time."""

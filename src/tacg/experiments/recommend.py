@@ -20,8 +20,7 @@ import numpy as np
 from tacg.engine.request import resolve
 from tacg.errors import TacgError
 from tacg.experiments.arena import frontier_of, main_knob, named
-from tacg.experiments.compare import takes
-from tacg.experiments.grid import Cell, Sample, run
+from tacg.experiments.grid import Cell, Sample, run, takes
 from tacg.experiments.tune import by_agreement
 from tacg.policies import get_policy
 from tacg.policies.base import DEFAULT_BASE

@@ -16,6 +16,7 @@ from tacg.engine.request import resolve
 from tacg.errors import TacgError, unknown
 from tacg.experiments.ablate import PARTS
 from tacg.experiments.evaluate import evaluate, settings_of
+from tacg.experiments.grid import takes
 from tacg.records.summary import by_item
 from tacg.records.tables import Table, accuracy
 from tacg.tasks import get_task
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tacg.experiments.evaluate import Decoder
-    from tacg.records.results import Item
     from tacg.records.rows import ResultRow
     from tacg.tasks import Task
 
@@ -85,6 +85,7 @@ class Stage:
     released   use the gate of the authors' code instead of the paper's
     n          maximum number of problems per run; None: all
     data       files of the datasets, by task; the others are downloaded
+    extra      settings of every run whose policy or decode has them, such as the cache
     """
 
     rehearsal: str = ""
@@ -92,6 +93,7 @@ class Stage:
     n: int | None = None
     seed: int = 0
     data: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def policy(self, line: PaperRun) -> str:
         """The policy with its published settings."""
@@ -127,7 +129,7 @@ class Stage:
                 usual = resolve(self.policy(line), {})[1].gen_length
                 length = self.task(line).decode["gen_length"] * length // usual
             changed["gen_length"] = length
-        return changed
+        return {**changed, **takes(self.policy(line), self.extra)}
 
     def forwards(self, line: PaperRun) -> int:
         """The approximate number of model calls, from the published steps or TPF."""
@@ -159,9 +161,12 @@ def _released(model: str, task: str, base: str) -> str:
 
 def play(
     lines: Sequence[PaperRun], stage: Stage, load: Callable[[str], Decoder], home: Path, batch_size: int = 32,
-    tick: Callable[[str, Item], None] | None = None,
+    tick: Callable[..., None] | None = None,
 ) -> list[ResultRow]:  # fmt: skip
-    """One row per run, in order; `load` loads the models one after the other, by the paper's name."""
+    """One row per run, in order; `load` loads the models one after the other, by the paper's name.
+
+    `tick` is called with a title, the item, and whether it is `known` from an earlier run.
+    """
     rows: dict[int, ResultRow] = {}
     for model in dict.fromkeys(line.model for line in lines):
         llm = load(model)
@@ -172,13 +177,14 @@ def play(
 
 
 def _play_one(
-    llm: Decoder, line: PaperRun, stage: Stage, home: Path, batch_size: int, tick: Callable[[str, Item], None] | None
+    llm: Decoder, line: PaperRun, stage: Stage, home: Path, batch_size: int, tick: Callable[..., None] | None
 ) -> ResultRow:
     title = f"{line.model} · {line.task} · {line.policy}" + (f" · {line.part}" if line.part else "")
     made = evaluate(
         llm, stage.task(line), stage.policy(line), n=stage.items(line), seed=stage.seed, batch_size=batch_size,
         settings=stage.settings(line), out=home / stage.file(line), resume=True,
-        on_item=(lambda item: tick(title, item)) if tick is not None else None,
+        on_item=(lambda item: tick(title, item, known=False)) if tick is not None else None,
+        on_known=(lambda item: tick(title, item, known=True)) if tick is not None else None,
     )  # fmt: skip
     whole = len(made.items) == Stage().items(line)
     return made.row | by_item(made.items) | {"line": line, "whole": whole, "rehearsal": bool(stage.rehearsal)}

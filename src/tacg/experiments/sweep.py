@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tacg.experiments.compare import takes
 from tacg.experiments.frontier import over_frontiers
-from tacg.experiments.grid import Cell, Sample, run
+from tacg.experiments.grid import Cell, Sample, run, takes
 from tacg.policies import get_policy
 from tacg.policies.base import Wrapper
 from tacg.records.tables import Table, accuracy, gain

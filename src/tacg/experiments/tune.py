@@ -152,7 +152,7 @@ def by_agreement(
             row = ledger.add(key, row)
         elif tick is not None:
             for _ in asked:
-                tick(name, row["quality"] == 1)
+                tick(name, row["quality"] == 1, known=True)
         return row
 
     return judge

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -154,8 +155,10 @@ def locate(source: str | Path, *, revision: str | None = None, offline: bool = F
         raise TacgError(f"{path} is a file; a checkpoint is a directory with config.json and *.safetensors.")
     name = str(source)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        near = difflib.get_close_matches(name, [*BUILT_IN, *JUDGES], n=1, cutoff=0.6)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise TacgError(
-            f"No checkpoint at {name!r}. Give a directory, a hub id (owner/name) or one of: "
+            f"No checkpoint at {name!r}.{hint} Give a directory, a hub id (owner/name) or one of: "
             f"{', '.join([*BUILT_IN, *JUDGES])}."
         )
     return _download(name, revision, offline)

@@ -31,7 +31,7 @@ def find_preset(policy: str, task: str) -> dict[str, Any]:
     known = presets()
     full = f"{policy}:{task}"
     if full not in known:
-        raise unknown("preset", full, known)
+        raise unknown("preset", full, known, "tacg policies --presets")
     return known[full]
 
 

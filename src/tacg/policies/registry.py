@@ -84,7 +84,7 @@ def _announced(name: str) -> type[Policy]:
     """The class that another package provides under this name (as an entry point)."""
     points = [point for point in metadata.entry_points(group=GROUP) if point.name == name]
     if not points:
-        raise unknown("policy", name, policy_names())
+        raise unknown("policy", name, policy_names(), "tacg policies")
     try:
         cls = points[0].load()
     except Exception as error:  # importing another package may raise anything

@@ -179,11 +179,16 @@ def judged_names() -> list[str]:
     return list(_JUDGED)
 
 
+def all_names() -> list[str]:
+    """Every task, in the order in which lists show them."""
+    return [*task_names(), *free_names(), *structured_names(), *benchmark_names(), *judged_names()]
+
+
 def get_task(name: str, **knobs: Any) -> Task:
     """A task by name; its knobs set the difficulty, or where a set is and how it is asked."""
     known = _TASKS | _FREE | _STRUCTURED | _BENCHMARKS | {each: _HOLES[each.partition("-")[0]] for each in _JUDGED}
     if name not in known:
-        raise unknown("task", name, known)
+        raise unknown("task", name, known, "tacg tasks")
     module, _, attribute = known[name].partition(":")
     made: Task = getattr(importlib.import_module(module), attribute)().replace(**_JUDGED.get(name, {}) | knobs)
     return made
