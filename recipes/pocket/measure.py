@@ -19,7 +19,8 @@ from safetensors import safe_open
 
 import tacg
 from tacg.experiments.evaluate import evaluate
-from tacg.records.rows import read_rows, write_rows
+from tacg.records.flat import read_rows
+from tacg.records.rows import write_rows
 from tacg.tasks import free_names, get_task
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tacg.llm import LLM, load
     from tacg.own_loop import GateState, commit_step
     from tacg.policies import Policy, State, get_policy, policy_names, register
+    from tacg.records.flat import read_rows
     from tacg.types import Branches, Commit, Credit, Decision, EmaContrast, Mix, Needs, Output, Signals
 
 _HOME = {
@@ -38,6 +39,7 @@ _HOME = {
     "tacg.llm": ("LLM", "load"),
     "tacg.own_loop": ("GateState", "commit_step"),
     "tacg.policies": ("Policy", "State", "get_policy", "policy_names", "register"),
+    "tacg.records.flat": ("read_rows",),
     "tacg.types": ("Branches", "Commit", "Credit", "Decision", "EmaContrast", "Mix", "Needs", "Output", "Signals"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -75,6 +77,7 @@ __all__ = [
     "knob",
     "load",
     "policy_names",
+    "read_rows",
     "register",
 ]
 

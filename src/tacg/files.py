@@ -18,6 +18,13 @@ from typing import Any
 from tacg.errors import TacgError
 
 LARGEST = 1 << 30  # bytes, unpacked; every file that we read is far smaller
+# Fields by which a benchmark's problems are recognized.
+SETS = {
+    "gsm8k": {"question", "answer"},
+    "math500": {"problem", "solution"},
+    "humaneval": {"task_id", "entry_point"},
+    "mbpp": {"task_id", "test_list"},
+}
 DEEPEST = 64  # levels of JSON; ours have a handful, and much of what handles values is recursive
 
 
@@ -78,6 +85,27 @@ def parse_json(text: str | bytes, where: str, hint: str = "") -> Any:
         except UnicodeEncodeError:
             raise TacgError(f"{where} has a text with half of a surrogate pair.{_next(hint)}") from None
     return value
+
+
+def what_is(row: object) -> str:
+    """What a file is, by its first JSON value: for errors about a file of the wrong kind."""
+    if not isinstance(row, dict):
+        return "no JSON objects"
+    known = row.keys()
+    if isinstance(row.get("run"), dict):
+        return "a results file (`tacg eval --out` writes such files, `tacg table` shows them)"
+    if row.get("kind") == "start":
+        return "a trace (`tacg trace` shows it)"
+    if isinstance(row.get("bench"), str):
+        return f"rows of `tacg bench {row['bench'][:40]}`"
+    if {"accuracy", "policy"} <= known or "key" in known:
+        return "rows of an experiment (`tacg table` shows them)"
+    for name, fields in SETS.items():
+        if fields <= known:
+            return f"problems of {name}"
+    if {"id", "answer"} <= known:
+        return "a file of answers (`tacg grade --answers`)"
+    return f"JSON objects with {', '.join(map(str, known))[:120] or 'no fields'}"
 
 
 def make_room(path: Path) -> Path:

@@ -15,7 +15,7 @@ from tacg.bench.agreement.model import FOREIGN_MASK, SeenModel
 from tacg.bench.agreement.sources import load_module
 from tacg.engine.request import Decode
 from tacg.errors import TacgError
-from tacg.records.rows import read_rows
+from tacg.records.flat import read_rows
 
 ROWS = Path(__file__).parents[2] / "docs" / "bench" / "agreement"
 

@@ -10,7 +10,7 @@ import pytest
 
 from tacg.bench.simulated_device.guard import register_guard
 from tacg.errors import TacgError
-from tacg.records.rows import read_rows
+from tacg.records.flat import read_rows
 from tests.cli.test_cli import TACG
 
 KINDS = {"scan": 6, "gate": 12, "memory": 3, "decode": 3, "device": 5, "cache": 10, "load": 2, "constraint": 3}

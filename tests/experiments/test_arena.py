@@ -35,7 +35,8 @@ from tacg.experiments.evaluate import evaluate
 from tacg.experiments.grid import Cell, Sample
 from tacg.policies import Policy, get_policy, policy_names, register, registry
 from tacg.policies.confidence import Confidence
-from tacg.records.rows import Ledger, read_rows
+from tacg.records.flat import read_rows
+from tacg.records.rows import Ledger
 from tacg.records.stats import aup
 from tacg.tasks import get_task
 from tests.cli.test_cli import TACG

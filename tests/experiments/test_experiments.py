@@ -24,8 +24,9 @@ from tacg.experiments.grid import Sample
 from tacg.experiments.paper_report import judgement
 from tacg.experiments.paper_study import Scale, Study
 from tacg.experiments.sweep import Axis, sweep, tables
+from tacg.records.flat import read_rows
 from tacg.records.plots import draw_frontier, draw_heat, draw_match, draw_plane
-from tacg.records.rows import Ledger, read_rows, write_rows
+from tacg.records.rows import Ledger, write_rows
 from tacg.records.stats import aup, mcnemar, paired_bootstrap, wilson
 from tacg.records.tables import Section, write_page
 from tacg.tasks import get_task

@@ -19,9 +19,10 @@ from tacg.experiments.grading import read_answers
 from tacg.experiments.grid import SHAPE, Cell, Sample, impossible
 from tacg.experiments.grid import run as run_cells
 from tacg.policies import find_preset, get_policy
+from tacg.records.flat import read_rows
 from tacg.records.journal import Journal
 from tacg.records.results import read_results
-from tacg.records.rows import Ledger, read_rows
+from tacg.records.rows import Ledger
 from tacg.records.summary import paired
 from tacg.records.tabulate import rows_of, tables
 from tacg.scale.bulk import _asked

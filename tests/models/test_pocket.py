@@ -14,7 +14,7 @@ import pytest
 import tacg
 from tacg.experiments.evaluate import evaluate
 from tacg.models.loading import locate
-from tacg.records.rows import read_rows
+from tacg.records.flat import read_rows
 from tacg.tasks import get_task, task_names
 
 HOME = locate("pocket")

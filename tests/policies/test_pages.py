@@ -9,7 +9,7 @@ import pytest
 from tacg import TacgError
 from tacg.policies.pages import HEADINGS, about, page, pages, with_table
 from tacg.policies.registry import BUILT_IN
-from tacg.records.rows import read_rows
+from tacg.records.flat import read_rows
 
 HOME = Path(__file__).parents[2]
 HINT = "run `make decoder-pages`"

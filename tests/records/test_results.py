@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -16,13 +17,17 @@ import pytest
 import tacg
 from tacg import TacgError
 from tacg.experiments.evaluate import evaluate
+from tacg.experiments.grading import read_answers
 from tacg.experiments.grid import Cell, Sample
 from tacg.experiments.grid import run as run_cells
 from tacg.records.results import read_results
 from tacg.records.rows import Ledger
 from tacg.records.tabulate import rows_of, tables
 from tacg.tasks import get_task
-from tests.cli.test_cli import TACG
+from tacg.trace import read_trace
+from tests.cli.test_cli import ROOT, TACG
+
+DOCS = ROOT / "docs"
 
 TASK = get_task("pocket-sudoku")
 SHORT = {"gen_length": 12, "block_length": 6}
@@ -309,7 +314,9 @@ def test_tables_in_every_form(llm: tacg.LLM, tmp_path: Path) -> None:
     assert "base" not in first
     assert second["steps_diff"] == pytest.approx(second["steps"] - first["steps"])
     (table,) = tables([first, second])
-    assert table.csv().splitlines()[1].startswith('"pocket-sudoku, tiny",confidence,6,')
+    names, one, other = csv.reader(rows_of(files).to_csv().splitlines())
+    assert float(one[names.index("accuracy_low")]) == first["accuracy_ci"][0], "not rounded, in a column of its own"
+    assert float(other[names.index("steps_diff_high")]) == second["steps_diff_ci"][1]
     assert r"\begin{tabular}{lrrrrrrrr}" in table.latex()
     assert r"accuracy \%" in table.latex()
     lines = files[1].read_bytes().splitlines(keepends=True)
@@ -326,3 +333,47 @@ def test_tables_in_every_form(llm: tacg.LLM, tmp_path: Path) -> None:
     assert (tmp_path / "plane.png").is_file()
     done = subprocess.run([TACG, "table", "nowhere.jsonl"], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "cannot be read" in done.stderr) == (2, True)
+
+
+def test_every_rows_file_of_this_repository_has_a_table(tmp_path: Path) -> None:
+    """Experiments and benchmarks, whatever wrote them; no column of an interval is lost."""
+    files = sorted(DOCS.glob("**/rows.jsonl"))
+    assert {"arena", "scan", "results-3"} <= {file.parent.name for file in files}
+    for file in files:
+        rows = rows_of([file])
+        shown = tables(rows)
+        assert sum(len(table.lines) for table in shown) == len(rows) == len(tacg.read_rows(file))
+        assert all(table.latex() and table.markdown() for table in shown)
+        for row, flat in zip(rows, rows.flat(), strict=True):
+            assert not any(isinstance(value, list | dict | tuple) for value in flat.values())
+            for name in ("accuracy", "ms"):
+                assert (f"{name}_low" in flat) == (f"{name}_high" in flat) == (name in row)
+
+
+def test_rows_as_a_data_frame(llm: tacg.LLM, tmp_path: Path) -> None:
+    frame = tacg.read_rows(DOCS / "arena" / "rows.jsonl").to_pandas()
+    assert frame.accuracy_low.dtype == frame.accuracy_high.dtype == float
+    assert ((frame.accuracy_low <= frame.accuracy) & (frame.accuracy <= frame.accuracy_high)).all()
+    items = tacg.read_rows(run(llm, tmp_path / "items.jsonl"))
+    assert items.header["run"]["task"] == "pocket-sudoku"
+    assert len(items.to_pandas()) == items.header["run"]["n"] == len(items)
+    code = "import tacg, sys; tacg.read_rows(sys.argv[1]); print(*{'pandas', 'torch'} & sys.modules.keys())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(DOCS / "arena" / "rows.jsonl")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "", "pandas is imported where it is used"
+
+
+def test_a_file_of_another_kind_is_named(llm: tacg.LLM, tmp_path: Path) -> None:
+    results, rows = run(llm, tmp_path / "items.jsonl"), DOCS / "arena" / "rows.jsonl"
+    (tmp_path / "set.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    for read, kind in (
+        (lambda: Ledger(results), "must hold rows of an experiment; it is a results file"),
+        (lambda: read_results(rows), "is no results file of `tacg eval`; it holds rows of an experiment"),
+        (lambda: read_trace(results), "is not a trace: .* It is a results file"),
+        (lambda: read_answers(rows, {}), "a line must be like .* This is rows of an experiment"),
+        (lambda: get_task("mbpp", data=str(tmp_path / "set.jsonl")).items(), "this is problems of gsm8k"),
+        (lambda: rows_of([tmp_path / "set.jsonl"]), "must hold rows or results of tacg; it holds problems of gsm8k"),
+    ):
+        with pytest.raises(TacgError, match=kind):
+            read()

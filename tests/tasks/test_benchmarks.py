@@ -94,7 +94,7 @@ def test_damaged_sets_are_named(tmp_path: Path) -> None:
         b"": "must hold JSON objects",
         b"[1]": "must hold JSON objects",
         b'{"question": "?"': r"set.json, line 1 is not valid JSON",
-        b'{"question": "?"}': r"Item 0 of the gsm8k set: `answer` is missing; it has question; is .*the right set\?",
+        b'{"question": "?"}': r"gsm8k set: `answer` is missing; this is JSON objects with question; is .*right",
         b'{"question": 5, "answer": "x"}': "Item 0 of the gsm8k set: `question` must be text, got 5",
         b"[" * 100_000: "nested more than 64 levels deep",
         b'{"question": "\\ud800", "answer": "x"}': "half of a surrogate pair",

@@ -181,7 +181,7 @@ def main(
     elif kind == "agreement":
         from tacg.bench import agreement
         from tacg.files import write_file
-        from tacg.records.rows import read_rows
+        from tacg.records.flat import read_rows
 
         pairs = agreement.chosen_pairs(only)
         made = agreement.measure(loaded(), sources, 1 if quick else 7, pairs)

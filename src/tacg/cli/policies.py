@@ -84,7 +84,7 @@ def _write_pages(directory: Path, agreement: Path, arena: Path, readme: Path | N
     """Every page; rows that are not there are not shown."""
     from tacg.files import make_room, read_text, write_file
     from tacg.policies.pages import pages, with_table
-    from tacg.records.rows import read_rows
+    from tacg.records.flat import read_rows
 
     rows = [read_rows(path) if path.exists() else [] for path in (agreement, arena)]
     for name, text in pages(*rows).items():

@@ -113,6 +113,7 @@ def evaluate(
     model = getattr(llm, "model", None)  # a fleet has none: it works elsewhere, as a GPU does
     on_cpu = model is not None and model.device.type == "cpu"
     facts = {"split": split, "batch_size": batch_size, "settings": settings, "dtype": header["model"]["dtype"]}
+    facts |= {"skip": skip} if skip else {}
     row = summary(items, task.name, header["model"]["model"], header["run"]["policy"], seed)
     return Evaluation(items, row | pace_of(tokens, decoded, worked if on_cpu else 0.0) | surroundings() | facts)
 

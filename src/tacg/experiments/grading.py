@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
-from tacg.files import parse_json, read_text
+from tacg.files import parse_json, read_text, what_is
 from tacg.records.stats import wilson
 from tacg.shapes import brief
 
@@ -43,7 +43,10 @@ def _answer(line: str, where: str) -> tuple[str, str]:
     told: Any = parse_json(line, where, f"a line must be like {_EXAMPLE}")
     name, answer = (told.get("id"), told.get("answer")) if isinstance(told, dict) else (None, None)
     if type(name) not in (str, int) or not isinstance(answer, str):
-        raise TacgError(f"{where}: `id` must be text or a whole number, `answer` text; a line must be like {_EXAMPLE}.")
+        raise TacgError(
+            f"{where}: `id` must be text or a whole number, `answer` text; a line must be like {_EXAMPLE}. "
+            f"This is {what_is(told)}."
+        )
     return str(name), answer
 
 

@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Self
 
 from tacg.errors import TacgError
-from tacg.files import make_room, not_written, read_bytes, write_file
+from tacg.files import make_room, not_written, read_bytes, what_is, write_file
 from tacg.records.rows import append_line, lock, parse_rows
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def _parse(content: bytes, path: Path) -> tuple[ResultRow | None, list[ResultRow
     """Header, rows and their size in bytes; anything after the last complete row (left by a crash) is ignored."""
     rows, end = parse_rows(content, path)
     if rows and not isinstance(rows[0].get("run"), dict):
-        raise TacgError(f"{path} is no results file: its first row must say `run`, got {', '.join(rows[0])[:200]}.")
+        raise TacgError(f"{path} is no results file of `tacg eval`; it holds {what_is(rows[0])}.")
     if not rows and not content.startswith(BEGINNING) and not BEGINNING.startswith(content):
         raise TacgError(f"{path} is no results file; name another one.")  # never overwrite such a file
     return (rows[0], rows[1:], end) if rows else (None, [], 0)

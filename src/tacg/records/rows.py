@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tacg.errors import TacgError
-from tacg.files import make_room, not_written, parse_json, place_of, read_bytes
+from tacg.files import make_room, not_written, parse_json, place_of, read_bytes, what_is
 from tacg.shapes import misfit
 
 if TYPE_CHECKING:
@@ -54,11 +54,6 @@ def lock(file: BinaryIO, *, give_back: bool = False, wait: bool = True) -> None:
         fcntl.flock(file, fcntl.LOCK_UN if give_back else fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
-def read_rows(path: Path) -> list[ResultRow]:
-    """The rows of a JSONL file. An incomplete last line is left out."""
-    return parse_rows(read_bytes(path, "file of rows"), path)[0]
-
-
 def parse_rows(content: bytes, path: Path) -> tuple[list[ResultRow], int]:
     """The rows of a JSONL file's content, one per line, and their size in bytes.
 
@@ -93,6 +88,8 @@ class Ledger:
             time.sleep(PAUSE)  # another process may be writing it
             content = read_bytes(path, "file of rows")
         rows, end = parse_rows(content, path)
+        if rows and isinstance(rows[0].get("run"), dict):
+            raise TacgError(f"{path} must hold rows of an experiment; it is {what_is(rows[0])}. Name another --out.")
         if content and not rows:
             raise TacgError(f"{path} has no whole row: delete it, or name another file.")
         if end < len(content):

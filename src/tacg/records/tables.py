@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import csv
-import io
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -60,13 +58,6 @@ class Table:
         rule = ["---", *["---:"] * (len(self.columns) - 1)]
         body = "\n".join(f"| {' | '.join(line)} |" for line in (self.columns, rule, *self.lines))
         return f"**{self.title}**\n\n{body}\n" if self.title else f"{body}\n"
-
-    def csv(self) -> str:
-        """The table as comma-separated values; the title is the first column."""
-        file = io.StringIO()
-        lines = [("table", *self.columns), *((self.title, *line) for line in self.lines)]
-        csv.writer(file, lineterminator="\n").writerows(lines)
-        return file.getvalue()
 
     def latex(self) -> str:
         """The table as LaTeX with booktabs rules."""

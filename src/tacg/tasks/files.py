@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tacg.errors import TacgError, unknown
-from tacg.files import parse_json, read_text
+from tacg.files import parse_json, read_text, what_is
 from tacg.knobs import knob
 from tacg.shapes import brief, misfit
 from tacg.tasks.base import Problem, Task
@@ -104,8 +104,8 @@ class FileTask(Task):
     def _checked(self, items: tuple[SetItem, ...]) -> list[SetItem]:
         for number, item in enumerate(items):
             if wrong := misfit(item, dict(self.needs)):
-                has = f"; it has {', '.join(item)[:200] or 'nothing'}" if wrong.endswith("missing") else ""
-                raise TacgError(f"Item {number} of the {self.name} set: {wrong}{has}; {self._right_set}")
+                told = f"Item {number} of the {self.name} set: {wrong}; this is {what_is(item)}; {self._right_set}"
+                raise TacgError(told)
         return list(items)
 
     @property

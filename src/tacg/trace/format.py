@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
-from tacg.files import parse_json, read_text
+from tacg.files import parse_json, read_text, what_is
 from tacg.shapes import COUNT, Number, misfit
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ def read_trace(path: Path) -> Trace:
     try:
         return trace_of(lines)
     except TacgError as error:
-        raise TacgError(f"{path} is not a trace: {error} {hint[0].upper()}{hint[1:]}.") from None
+        it = "" if not lines or lines[0] == {} else f" It is {what_is(lines[0])}."
+        raise TacgError(f"{path} is not a trace: {error}{it} {hint[0].upper()}{hint[1:]}.") from None
 
 
 def trace_of(lines: Sequence[Any]) -> Trace:
