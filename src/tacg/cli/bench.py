@@ -16,6 +16,7 @@ from tacg.cli.common import (
     Json,
     Model,
     Quick,
+    Seed,
     SettingOptions,
     Verifier,
     load_model,
@@ -90,7 +91,7 @@ def main(
     requests: Annotated[int, typer.Option(help="serve, fleet, constraint: total number of requests.", min=1)] = 1000,
     trials: Annotated[int, typer.Option(help="constraint: random constraints to decode.", min=2)] = 10_000,
     problems: Annotated[int, typer.Option(help="constraint: problems per task.", min=1)] = 200,
-    seed: Annotated[int, typer.Option(help="constraint: random seed of trials and problems.", min=0)] = 0,
+    seed: Seed = 0,
     minutes: Annotated[float, typer.Option(help="soak: duration.", min=0.1, max=24 * 60)] = 30.0,
     sets: Annotated[Path, typer.Option(help="graders: directory with the four benchmarks.")] = Path("data"),
     sources: Annotated[Path, typer.Option(help="agreement: directory with checkouts of the authors' code.")] = Path(

@@ -21,6 +21,7 @@ from tacg.cli.common import (
     SettingOptions,
     Verifier,
     Watch,
+    hint_at_tasks,
     load_model,
     own_policy,
     parse_settings,
@@ -44,7 +45,9 @@ tacg chat
 
 tacg chat --model ./LLaDA-8B-Instruct --policy tacg:llada/gsm8k --watch
 
-printf 'Hello\\n/policy confidence\\nHello again\\n' | tacg chat --json"""
+tacg tasks pocket-math                          questions that pocket can answer, to copy
+
+tacg tasks pocket-math --bare | tacg chat --json"""
 
 COMMANDS = {
     "/policy": ("NAME", "use this policy from now on; without a name: list the policies"),
@@ -103,6 +106,7 @@ class Conversation:
     certain: str = ""  # of the answer that is being given: what cannot change any more
     said: str = ""  # and what was printed
     over: bool = False
+    hinted: bool = False  # it was said what the model knows; once is enough
     saved: set[Path] = field(default_factory=set)
 
     def take(self, line: str) -> None:
@@ -119,6 +123,7 @@ class Conversation:
     def _answer(self, question: str) -> None:
         from tacg.engine.loop import refuse_failures
 
+        self.hinted = self.hinted or hint_at_tasks(self.model, [question])
         self.messages.append({"role": "user", "content": question})
         self.certain = self.said = ""
         try:

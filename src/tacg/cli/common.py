@@ -231,6 +231,16 @@ def load_model(name: str, *, dtype: str = "float32", device: str = "cpu", verifi
         )  # fmt: skip
 
 
+def hint_at_tasks(model: str, prompts: Sequence[str]) -> bool:
+    """Say what pocket knows if a prompt is like nothing that it knows; whether it was said."""
+    from tacg.tasks.familiar import HINT, is_familiar
+
+    strange = model == "pocket" and not all(map(is_familiar, prompts))
+    if strange:
+        typer.secho(HINT, fg="yellow", err=True)
+    return strange
+
+
 def _id(word: str) -> int:
     try:
         return int(word)

@@ -29,7 +29,7 @@ from tacg.cli.common import (
     policy_option,
     ready_directory,
 )
-from tacg.cli.shown import present, progress
+from tacg.cli.shown import present, progress, say
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -68,6 +68,7 @@ def main(
     """Compare policies on tasks: accuracy, steps, tokens per forward, and what the gate changes."""
     from tacg.experiments.compare import DEFAULT_POLICIES, compare, tables
     from tacg.experiments.grid import Sample
+    from tacg.experiments.verdict import in_words
     from tacg.records.plots import draw_plane
     from tacg.records.rows import Ledger
     from tacg.tasks import task_names
@@ -82,3 +83,4 @@ def main(
         rows = compare(llm, tasks, policies, sample, settings, ledger, tick)
     draw = {"plane.png": draw_plane} if out is not None else {}
     present("Policies side by side", rows, tables(rows), draw, out, as_json)
+    say("", *in_words(rows), aside=as_json)

@@ -21,10 +21,12 @@ EDGELESS = 10_000  # a file has no edge to wrap at
 Cell = str | Text
 
 
-def console_for_tables() -> Console:
+def console_for_tables(*, stderr: bool = False) -> Console:
     """As wide as the terminal (or COLUMNS); a file is as wide as its widest line."""
-    console = Console(highlight=False)
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=EDGELESS)
+    console = Console(highlight=False, stderr=stderr)
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return Console(highlight=False, stderr=stderr, width=EDGELESS)
 
 
 def draw(

@@ -22,6 +22,7 @@ from tacg.cli.common import (
     SettingOptions,
     Verifier,
     Watch,
+    hint_at_tasks,
     load_model,
     parse_settings,
 )
@@ -34,17 +35,15 @@ if TYPE_CHECKING:
 
 EPILOG = """[bold]Examples[/bold]
 
-tacg generate "Hello" --watch
+tacg generate "$(tacg tasks pocket-math --bare)" --watch                            a question that pocket can answer
 
-tacg generate "Hello" --policy tacg+klass --set k_extra=1 --set gen_length=64
+tacg tasks pocket-math --bare --n 3 | tacg generate - --policy tacg+klass --set k_extra=1         one prompt per line
 
-tacg generate "One" "Two" --policy confidence --json
+tacg generate - --policy confidence --json < prompts.txt
 
-tacg generate "Who won?" --choice yes --choice no
+tacg generate "Who wrote Faust?" --model ./LLaDA-8B-Instruct --device auto --dtype auto --schema answer.json
 
-tacg generate "Hello" --schema answer.json --set gen_length=64
-
-tacg generate "Hello" --policy apd --model ./Dream-7B --verifier ./Qwen2.5-0.5B
+tacg generate "Who wrote Faust?" --policy apd --model ./Dream-7B --verifier ./Qwen2.5-0.5B
 
 cat prompts.txt | tacg generate - --policy tacg:llada/gsm8k --model ./LLaDA-8B-Instruct"""
 
@@ -80,6 +79,7 @@ def main(
         raise TacgError(f"--watch shows one prompt, got {len(prompts)}; leave it out or pass one.")
 
     llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+    hint_at_tasks(model, prompts)
     chat = False if raw else None
     done: dict[int, Output] = {}  # filled as prompts finish, so that Ctrl-C loses none of them
     try:

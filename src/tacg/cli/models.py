@@ -12,9 +12,9 @@ EPILOG = """[bold]Examples[/bold]
 
 tacg models
 
-tacg generate "Hello" --model pocket
+tacg eval --model pocket --task pocket-sudoku --n 1 --watch
 
-tacg generate "Hello" --model ./LLaDA-8B-Instruct --dtype bfloat16 --device cuda"""
+tacg generate "Who wrote Faust?" --model ./LLaDA-8B-Instruct --dtype auto --device auto"""
 
 # What people ask for, by the `model_type` of its config.json; whether it loads is read off the loader.
 # Beside it the class of `transformers` whose logits it gives with the same weights; random ones in official layouts.

@@ -33,7 +33,10 @@ tacg serve --policy tacg+klass --set gen_length=64  defaults for requests that s
 
 TACG_API_KEY=… tacg serve --host 0.0.0.0            for other machines, with a key
 
-curl -H 'Content-Type: application/json' -d '{"model": "pocket", "prompt": "Hello"}' http://127.0.0.1:8000/v1/completions"""
+tacg serve --policy my_file.py:Bold                 clients may then name the policy, too
+
+curl -H 'Content-Type: application/json' http://127.0.0.1:8000/v1/chat/completions -d '{"model": "pocket", "messages":
+[{"role": "user", "content": "'"$(tacg tasks pocket-math --bare)"'"}]}'"""
 
 
 def main(

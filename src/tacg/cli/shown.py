@@ -89,6 +89,13 @@ def publish(
         typer.secho(f"{what}: {path}", err=True)
 
 
+def say(*paragraphs: str, aside: bool = False) -> None:
+    """Sentences, wrapped at the edge of the terminal; `aside` to stderr, if stdout has something else to tell."""
+    console = console_for_tables(stderr=aside)
+    for text in paragraphs:
+        console.print(Text(text))
+
+
 def show_tables(tables: Sequence[Table], note: str = "") -> None:
     """Tables as a person reads them."""
     console = console_for_tables()

@@ -9,12 +9,15 @@ import typer
 from tacg.cli import complete
 from tacg.cli.common import Data, Json, Seed, Split, TaskKnobs, load_task
 from tacg.cli.shown import print_json
+from tacg.errors import TacgError
 
 EPILOG = """[bold]Examples[/bold]
 
 tacg tasks
 
 tacg tasks pocket-code --n 2 --seed 5
+
+tacg tasks pocket-math --bare --n 3 | tacg generate -
 
 tacg tasks gsm8k --data gsm8k_test.jsonl --knob protocol=lm-eval --knob shots=2"""
 
@@ -28,6 +31,9 @@ def main(
     split: Split = "test",
     data: Data = None,
     knob: TaskKnobs = None,
+    bare: Annotated[
+        bool, typer.Option("--bare", help="Only the prompts, one per line: for `tacg generate -`.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List the tasks on which decoders can be graded."""
@@ -44,6 +50,13 @@ def main(
     problems = list(load_task(name, data, knob).problems(split, n, seed))
     if as_json:
         print_json([{name: getattr(each, name) for name in ("id", "system", "prompt", "answer")} for each in problems])
+        return
+    if bare:
+        if any("\n" in each.prompt for each in problems):
+            raise TacgError(
+                f"Prompts of {name} have several lines; see one answered: tacg eval -t {name} --n 1 --watch."
+            )
+        typer.echo("\n".join(each.prompt for each in problems))
         return
     for each in problems:
         typer.secho(each.id, dim=True)

@@ -20,6 +20,7 @@ from tacg.cli.common import (
     SettingOptions,
     TaskKnobs,
     Verifier,
+    hint_at_tasks,
     load_model,
     load_task,
     parse_settings,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 EPILOG = """[bold]Examples[/bold]
 
-tacg trace "Mia has 12 apples. On Monday she buys 4 more. How many apples does Mia have now?"
+tacg trace "$(tacg tasks pocket-math --bare)"
 
 tacg trace --task pocket-sudoku --policy confidence --policy tacg      two decoders on one problem, side by side
 
@@ -83,6 +84,7 @@ def main(
         chosen, policies = load_task(task, data, knob) if task else words[0], policy or ["tacg"]
         settings = parse_settings(policies, setting, cache)
         llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+        hint_at_tasks(model, words)
         files = _record(llm, chosen, seed, policies, settings, out)
     traces = [read_trace(file) for file in files]
     if other is not None:

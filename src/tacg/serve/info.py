@@ -10,6 +10,7 @@ from tacg.errors import TacgError
 from tacg.policies import Wrapper, get_policy, policy_class, policy_names
 from tacg.serve.parse_request import SERVERS_OWN
 from tacg.tasks import get_task, task_names
+from tacg.tasks.familiar import KNOWS
 from tacg.version import __version__
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def describe(llm: LLM, defaults: Defaults, limits: Limits) -> dict[str, Any]:
     return {
         "tacg": __version__,
         "model": llm.model.spec.name,
+        "knows": KNOWS if llm.model.spec.name == "pocket" else None,
         "max_length": llm.model.spec.max_length,
         "chat": llm.tokenizer.chat_template is not None,
         "defaults": {"policy": defaults.policy, "settings": dict(defaults.settings)},

@@ -341,6 +341,7 @@ function toggleRace() {
 function build(info) {
   page.info = info;
   find("model").textContent = info.model;
+  find("knows").textContent = info.knows ? `${info.model} knows ${info.knows}, and nothing else. Take an example, or change one:` : "";
   find("schema").oninput = summarise;
   document.title = `tacg · ${info.model}`;
   const names = info.policies.map(policy => policy.name);
