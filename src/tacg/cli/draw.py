@@ -6,6 +6,7 @@ import os
 import textwrap
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as Drawn
 from rich.text import Text
@@ -78,18 +79,18 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _widest(name: str, cells: Sequence[str]) -> int:
-    return max([len(name), *(len(line) for each in cells for line in each.split("\n")), 1])
+    return max([cell_len(name), *(cell_len(line) for each in cells for line in each.split("\n")), 1])
 
 
 def _narrowest(name: str, cells: Sequence[str]) -> int:
     """A header may be wrapped between words, and so may prose. A number and its interval stay on one line."""
     words = [word for each in (name, *cells) for word in each.split()]
-    longest = max([len(word) for word in words], default=1)
-    short = [len(each) for each in cells if not is_prose(each)]
+    longest = max([cell_len(word) for word in words], default=1)
+    short = [cell_len(each) for each in cells if not is_prose(each)]
     prose = NARROW if len(short) < len(cells) else 1
     return min(max([longest, prose, *short]), _widest(name, cells))
 
 
 def is_prose(cell: str) -> bool:
-    """Whether a cell may be wrapped: several words, and longer than any number with its interval."""
-    return len(cell) > PROSE and " " in cell
+    """Whether a cell may be wrapped between words: it is long and has several words that are no numbers."""
+    return len(cell) > PROSE and sum(any(letter.isalpha() for letter in word) for word in cell.split()) > 1

@@ -31,9 +31,7 @@ def main(
     split: Split = "test",
     data: Data = None,
     knob: TaskKnobs = None,
-    bare: Annotated[
-        bool, typer.Option("--bare", help="Only the prompts, one per line: for `tacg generate -`.")
-    ] = False,
+    bare: Annotated[bool, typer.Option("--bare", help="Only prompts, one per line: for `tacg generate -`.")] = False,
     as_json: Json = False,
 ) -> None:
     """List the tasks on which decoders can be graded."""
@@ -53,9 +51,7 @@ def main(
         return
     if bare:
         if any("\n" in each.prompt for each in problems):
-            raise TacgError(
-                f"Prompts of {name} have several lines; see one answered: tacg eval -t {name} --n 1 --watch."
-            )
+            raise TacgError(f"Prompts of {name} have several lines; watch one: tacg eval -t {name} --n 1 --watch.")
         typer.echo("\n".join(each.prompt for each in problems))
         return
     for each in problems:

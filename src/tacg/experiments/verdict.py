@@ -51,9 +51,7 @@ def _sentence(row: ResultRow) -> str:
 def _summary(better: int, faster: int, low: float, high: float) -> str:
     """low, high  the interval of the accuracy gained, in points"""
     if better == 0 and faster > 0:
-        return (
-            "The gate helps here." if low >= -TOLERATED else f"It saves steps, at a cost of {-low:.0f} points at most."
-        )
+        return f"It saves steps, and costs {-low:.0f} points at most." if low < -TOLERATED else "The gate helps here."
     if better == 0 and faster < 0:
         return f"The gate loses here: it costs steps, for a gain of {max(high, 0):.0f} points at most."
     if better == faster == 0:
