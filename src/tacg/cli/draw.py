@@ -19,7 +19,7 @@ PROSE = 28  # a cell of several words that is longer than this may be wrapped be
 NARROW = 20  # the narrowest that a column of prose becomes, unless a word is longer
 EDGELESS = 10_000  # a file has no edge to wrap at
 
-Cell = str | Text
+Content = str | Text
 
 
 def console_for_tables(*, stderr: bool = False) -> Console:
@@ -31,7 +31,7 @@ def console_for_tables(*, stderr: bool = False) -> Console:
 
 
 def draw(
-    console: Console, columns: Sequence[str], lines: Sequence[Sequence[Cell]], *, title: str = "", left: int = 1
+    console: Console, columns: Sequence[str], lines: Sequence[Sequence[Content]], *, title: str = "", left: int = 1
 ) -> None:
     """Print a table. The first `left` columns are aligned to the left, the others to the right.
 

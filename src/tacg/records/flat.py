@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Plain = dict[str, str | int | float | bool | None]
 
 
-class Rows(list[ResultRow]):
+class RowTable(list[ResultRow]):
     """The rows of a file: a list of dicts that can also be had as a table.
 
     header  of a results file: what its items depend on; empty for other files
@@ -49,7 +49,7 @@ class Rows(list[ResultRow]):
         return file.getvalue()
 
 
-def read_rows(path: str | Path) -> Rows:
+def read_rows(path: str | Path) -> RowTable:
     """The rows that any command wrote: of an experiment or benchmark, or the items of a results file.
 
     `tacg.read_rows("runs/compare/rows.jsonl").to_pandas()` makes a data frame of them.
@@ -58,8 +58,8 @@ def read_rows(path: str | Path) -> Rows:
     rows, _ = parse_rows(read_bytes(path, "file of rows"), path)
     if rows and isinstance(rows[0].get("run"), dict):
         header, _ = read_results(path)  # checks every item
-        return Rows(rows[1:], header)
-    return Rows(rows)
+        return RowTable(rows[1:], header)
+    return RowTable(rows)
 
 
 def flatten(row: Mapping[str, Any]) -> Plain:

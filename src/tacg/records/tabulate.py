@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tacg.errors import TacgError
 from tacg.files import what_is
-from tacg.records.flat import Plain, Rows, flatten, read_rows
+from tacg.records.flat import Plain, RowTable, flatten, read_rows
 from tacg.records.results import read_results
 from tacg.records.summary import by_item, paired, summary
 from tacg.records.tables import Table, accuracy, change
@@ -45,10 +45,10 @@ def row_of(path: Path) -> ResultRow:
     return row | facts | by_item(ordered)
 
 
-def rows_of(paths: Sequence[Path]) -> Rows:
+def rows_of(paths: Sequence[Path]) -> RowTable:
     """The rows of files; each is paired with the first one of the same model on the same problems."""
     first: dict[tuple[Any, ...], ResultRow] = {}
-    rows = Rows()
+    rows = RowTable()
     for path in paths:
         for row in _rows_in(path):
             if not is_evaluation(row):
