@@ -44,8 +44,8 @@ def draw(
         drawn = Drawn(box=None, padding=(0, GAP, 0, 0), header_style="dim", show_header=any(columns))
         for place, width in part:
             head = "\n".join(textwrap.wrap(columns[place], width, break_long_words=False)) if columns[place] else ""
-            justify = "left" if place < left else "right"
-            drawn.add_column(Text(head), justify=justify, min_width=width, max_width=width, overflow="fold")
+            drawn.add_column(Text(head), min_width=width, max_width=width, overflow="fold")
+            drawn.columns[-1].justify = "left" if place < left else "right"
         for line in cells:
             drawn.add_row(*(line[place] for place, _ in part))
         console.print(drawn)

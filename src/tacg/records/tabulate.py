@@ -106,7 +106,7 @@ def _counted(row: ResultRow) -> str:
 def _shown(row: ResultRow) -> str:
     """The policy with its knobs, and the cache if one was asked for."""
     cache = (row.get("settings") or {}).get("cache", "auto")
-    return row["policy"] + (f", cache={cache}" if cache != "auto" else "")
+    return str(row["policy"]) + (f", cache={cache}" if cache != "auto" else "")
 
 
 def _plain_tables(rows: Sequence[ResultRow]) -> list[Table]:
