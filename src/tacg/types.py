@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 CONTRASTED = ("reference", "readout")
 BY_ENGINE = ("noise", "recheck")  # only an engine can measure these: it knows the seeds and lays out the forwards
 LOOKING_BACK = ("reverse_kl", "drift")
+SHOWN = 80  # characters of an answer in the `repr` of an output
 MEASURED = ("margin", "gap", "entropy", "kl", "others", "sharp", *LOOKING_BACK, *CONTRASTED, *BY_ENGINE)
 SCOPES = ("block", "open", "answer")
 
@@ -349,6 +350,9 @@ class Output:
     forced     how many tokens were written without a model choice, because the constraint allowed only one
     cut        for a constrained answer: the probability that the constraint removed, averaged over the tokens that
                the model chose
+    pieces     the text of every token that was written or given, by id
+
+    In a notebook, an output shows itself as a small player of its decode.
     """
 
     text: str
@@ -367,6 +371,18 @@ class Output:
     given: int = 0
     forced: int = 0
     cut: float = 0.0
+    pieces: Mapping[int, str] = field(default_factory=dict, compare=False)
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= SHOWN else f"{self.text[: SHOWN - 1]}…"
+        facts = f"steps={self.steps}, forwards={self.forwards}, tpf={self.tpf:.2f}, policy={self.policy!r}"
+        error = f", error={self.error!r}" if self.error else ""
+        return f"Output({text!r}, {facts}, finish_reason={self.finish_reason!r}{error})"
+
+    def _repr_html_(self) -> str:
+        from tacg.notebook import player
+
+        return player(self)
 
     @property
     def tpf(self) -> float:
