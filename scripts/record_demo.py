@@ -86,7 +86,8 @@ def animation(frames: list[list[str]]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width + 28:.0f} {height + 28:.0f}" role="img" '
         f'aria-label="A language model fills in an answer in parallel, step by step"><style>{font}{"".join(styles)}'
-        f'</style><rect width="100%" height="100%" rx="12" fill="{THEME.background_color.hex}"/>{"".join(groups)}</svg>\n'
+        f'</style><rect width="100%" height="100%" rx="12" fill="{THEME.background_color.hex}"/>'
+        f"{''.join(groups)}</svg>\n"
     )
 
 

@@ -1,7 +1,7 @@
 """Docstrings for the documentation site: our lists of names and meanings become Markdown lists.
 
-    prompts    a text, a conversation, ids or a `Canvas`        - `prompts`: a text, a conversation, ids or a `Canvas`
-    policy     a name such as "tacg", or a Policy        ->     - `policy`: a name such as "tacg", or a Policy
+prompts    a text, a conversation, ids or a `Canvas`        - `prompts`: a text, a conversation, ids or a `Canvas`
+policy     a name such as "tacg", or a Policy        ->     - `policy`: a name such as "tacg", or a Policy
 """
 
 from __future__ import annotations

@@ -36,7 +36,15 @@ FLOORS = (
 )
 COUPLES = ({"types", "notebook"}, {"gate", "lazy"}, {"models", "cache"})  # neighbours that know each other
 
-APART = {"property", "parity", "device", "fuzz", "engines", "recipes"}  # tests of more than one room, or of none
+APART = {
+    "property",
+    "parity",
+    "device",
+    "fuzz",
+    "engines",
+    "recipes",
+    "docs",
+}  # tests of more than one room, or of none
 
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms.split()}
 

@@ -124,8 +124,8 @@ def choice(arena: Sequence[ResultRow], folder: str) -> str:
         lines.append((f"{task}, n = {most}", *cells))
     columns = ("task", "most accurate", *(f"fewest forwards, at most {give} points below" for give in GIVES))
     words = (
-        "On `pocket`, each decoder at the settings that were run. Brackets are 95 % intervals; forwards are model calls "
-        "per problem, and a branch that looks ahead is one, too. The choice was made on "
+        "On `pocket`, each decoder at the settings that were run. Brackets are 95 % intervals. Forwards are model "
+        "calls per problem; a branch that looks ahead counts as one. The choice was made on "
         "the problems it is shown on, so it is a little lucky, and another model may prefer another decoder."
     )
     return f"{words}\n\n{_table(columns, sorted(lines))}\n"
@@ -137,7 +137,9 @@ def _setting(row: ResultRow, folder: str) -> str:
     low, high = (100 * bound for bound in row["accuracy_ci"])
     reaches = f"{100 * row['accuracy']:.1f} % [{low:.1f}, {high:.1f}] in {row['forwards'] / row['n']:.1f} forwards"
     second = row["auxiliary_forwards"] / row["n"]
-    return f"[`{row['policy']}`]({folder}{name}.md): {reaches}" + (f" and {second:.1f} of a second model" * (second > 0))
+    return f"[`{row['policy']}`]({folder}{name}.md): {reaches}" + (
+        f" and {second:.1f} of a second model" * (second > 0)
+    )
 
 
 def _between(text: str, marks: tuple[str, str], content: str) -> str:
