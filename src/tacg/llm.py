@@ -70,16 +70,9 @@ class LLM:
     ) -> list[Output]: ...  # fmt: skip
 
     def generate(
-        self,
-        prompts: Any,
-        policy: str | Policy = "tacg",
-        *,
-        chat: bool | None = None,
-        batch_size: int = 32,
-        on_output: Callable[[int, Output], None] | None = None,
-        progress: bool = False,
-        **settings: Any,
-    ) -> Output | list[Output]:
+        self, prompts: Any, policy: str | Policy = "tacg", *, chat: bool | None = None, batch_size: int = 32,
+        on_output: Callable[[int, Output], None] | None = None, progress: bool = False, **settings: Any,
+    ) -> Output | list[Output]:  # fmt: skip
         """Decode one prompt, or a list of them in batches.
 
         prompts    a text, a conversation (list of messages), ids or a `Canvas`; or a list of these

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tacg.types import Output
 
+SHOWN = 80  # characters of an answer in the `repr` of an output
 MEANINGS = {
     "base": "accepted by the policy",
     "extra": "promoted by the trajectory",
@@ -24,6 +25,14 @@ MEANINGS = {
     "edit": "replaced another token",
     "forced": "the only token that the constraint allows",
 }
+
+
+def short(output: Output) -> str:
+    """An output in one line: the beginning of its text, and what it cost."""
+    text = output.text if len(output.text) <= SHOWN else f"{output.text[: SHOWN - 1]}…"
+    facts = f"steps={output.steps}, forwards={output.forwards}, tpf={output.tpf:.2f}, policy={output.policy!r}"
+    error = f", error={output.error!r}" if output.error else ""
+    return f"Output({text!r}, {facts}, finish_reason={output.finish_reason!r}{error})"
 
 
 def player(output: Output) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tacg import notebook
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 CONTRASTED = ("reference", "readout")
 BY_ENGINE = ("noise", "recheck")  # only an engine can measure these: it knows the seeds and lays out the forwards
 LOOKING_BACK = ("reverse_kl", "drift")
-SHOWN = 80  # characters of an answer in the `repr` of an output
 MEASURED = ("margin", "gap", "entropy", "kl", "others", "sharp", *LOOKING_BACK, *CONTRASTED, *BY_ENGINE)
 SCOPES = ("block", "open", "answer")
 
@@ -374,15 +374,10 @@ class Output:
     pieces: Mapping[int, str] = field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:
-        text = self.text if len(self.text) <= SHOWN else f"{self.text[: SHOWN - 1]}…"
-        facts = f"steps={self.steps}, forwards={self.forwards}, tpf={self.tpf:.2f}, policy={self.policy!r}"
-        error = f", error={self.error!r}" if self.error else ""
-        return f"Output({text!r}, {facts}, finish_reason={self.finish_reason!r}{error})"
+        return notebook.short(self)
 
     def _repr_html_(self) -> str:
-        from tacg.notebook import player
-
-        return player(self)
+        return notebook.player(self)
 
     @property
     def tpf(self) -> float:
