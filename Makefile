@@ -40,7 +40,7 @@ format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: .venv/docs.stamp  ## the documentation site, with every link checked: site/index.html
+docs: .venv/docs.stamp  ## the documentation site, with every link checked: site/index.html (its search needs a server: python -m http.server -d site)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 recording: .venv/run.stamp  ## the picture in README
