@@ -38,7 +38,7 @@ def short(output: Output) -> str:
 def player(output: Output) -> str:
     """The decode of an output as HTML that needs nothing else. Without scripts, it shows the answer."""
     writes = [
-        [each.step, each.position, None if each.reason == "remask" else spell(output, each.token), each.reason]
+        (each.step, each.position, None if each.reason == "remask" else spell(output, each.token), each.reason)
         for each in output.commits
     ]
     start = [None if each is None else spell(output, each) for each in _start(output)]

@@ -138,7 +138,7 @@ def _setting(row: ResultRow, folder: str) -> str:
     reaches = f"{100 * row['accuracy']:.1f} % [{low:.1f}, {high:.1f}] in {row['forwards'] / row['n']:.1f} forwards"
     second = row["auxiliary_forwards"] / row["n"]
     return f"[`{row['policy']}`]({folder}{name}.md): {reaches}" + (
-        f" and {second:.1f} of a second model" * (second > 0)
+        f" and {second:.1f} of a second model" if second else ""
     )
 
 
