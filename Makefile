@@ -15,7 +15,7 @@ FLAGS ?=
 ONLY ?=
 JEMALLOC ?= $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2 /usr/lib/libjemalloc.so.2 /usr/lib64/libjemalloc.so.2))
 
-.PHONY: demo test test-engines lint format setup pocket decoder-pages clean
+.PHONY: demo test test-engines lint format docs setup pocket decoder-pages recording notebooks clean
 
 demo: .venv/run.stamp  ## watch a diffusion language model solve a sudoku, then compare TACG with its base and read what that means
 	@$(BIN)/tacg eval --task pocket-sudoku --policy tacg --n 1 --watch
@@ -40,6 +40,15 @@ format: .venv/dev.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: .venv/docs.stamp  ## the documentation site, with every link checked: site/index.html (its search needs a server: python -m http.server -d site)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+recording: .venv/run.stamp  ## the picture in README
+	$(BIN)/python scripts/record_demo.py docs/demo.svg
+
+notebooks: .venv/dev.stamp  ## run the example notebooks and keep what they print
+	$(BIN)/python scripts/run_notebooks.py examples/*.ipynb
+
 pocket: .venv/run.stamp  ## train the built-in model from nothing; goes on where it was
 	LD_PRELOAD=$(JEMALLOC) MALLOC_CONF=thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0 \
 	OMP_WAIT_POLICY=passive $(BIN)/python recipes/pocket/train.py --run $(RUN) --steps $(STEPS) $(FLAGS)
@@ -47,17 +56,22 @@ pocket: .venv/run.stamp  ## train the built-in model from nothing; goes on where
 	$(BIN)/python recipes/pocket/measure.py --model $(OUT) --n $(N) --picture $(OUT)/pocket.png
 	$(BIN)/python recipes/pocket/measure.py --model $(AGES)/age-* --n $(N) --brief
 
-decoder-pages: .venv/run.stamp  ## a page for each decoder and the README's table, from code, src/tacg/policies/about and rows
+decoder-pages: .venv/run.stamp  ## a page for each decoder and the README's tables, from code, src/tacg/policies/about and rows
 	$(BIN)/tacg policies --pages docs/decoders --readme README.md
+	$(BIN)/python scripts/readme_tables.py
 
 setup: .venv/dev.stamp  ## everything a developer needs
 
 clean:
-	rm -rf .venv .venv-sglang dist build
+	rm -rf .venv .venv-sglang dist build site
 
 .venv/run.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) --editable '.[plots]'
+	@touch $@
+
+.venv/docs.stamp: .venv/run.stamp
+	$(PIP) --editable '.[docs]'
 	@touch $@
 
 .venv-sglang/stamp: tests/engines/requirements.txt

@@ -22,7 +22,7 @@ TESTS = Path(__file__).parent
 FLOORS = (
     "errors version madvise",
     "files shapes templates canvas",
-    "knobs types text records sandbox",
+    "knobs types notebook text records sandbox",
     "scan tasks",
     "gate lazy",
     "policies own_loop models cache",
@@ -34,9 +34,17 @@ FLOORS = (
     "integrations bench",
     "cli",
 )
-COUPLES = ({"gate", "lazy"}, {"models", "cache"})  # neighbours that know each other
+COUPLES = ({"types", "notebook"}, {"gate", "lazy"}, {"models", "cache"})  # neighbours that know each other
 
-APART = {"property", "parity", "device", "fuzz", "engines", "recipes"}  # tests of more than one room, or of none
+APART = {
+    "property",
+    "parity",
+    "device",
+    "fuzz",
+    "engines",
+    "recipes",
+    "docs",
+}  # tests of more than one room, or of none
 
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms.split()}
 

@@ -14,15 +14,16 @@ import torch
 from tacg.canvas import Canvas, Hole
 from tacg.constraint import compile_pattern, patterns_of
 from tacg.constraint.pattern import NAMES as CONSTRAINTS
-from tacg.engine.events import Event, Finished
+from tacg.engine.events import Event, Finished, Started, Step
 from tacg.engine.loop import Engine, refuse_failures
 from tacg.engine.request import Request, resolve
 from tacg.errors import TacgError
 from tacg.models.base import NO_MASK, whole
 from tacg.models.loading import BUILT_IN, load_checkpoint, locate
+from tacg.notebook import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -48,29 +49,30 @@ class LLM:
         self.tokenizer = tokenizer
         self.verifier = verifier
 
+    def __repr__(self) -> str:
+        model, tensors = self.model, _tensors(self.model)
+        size = sum(tensor.numel() for tensor in tensors) / 1e6
+        dtype = f" {str(tensors[0].dtype).removeprefix('torch.')}" if tensors else ""
+        return f"<LLM {model.spec.name}: {type(model).__name__}, {size:,.1f} M parameters,{dtype} on {model.device}>"
+
     @overload
     def generate(
         self, prompts: str | list[Message] | list[int] | Canvas, policy: str | Policy = ..., *, chat: bool | None = ...,
-        batch_size: int = ..., on_output: Callable[[int, Output], None] | None = ..., **settings: Any,
+        batch_size: int = ..., on_output: Callable[[int, Output], None] | None = ..., progress: bool = ...,
+        **settings: Any,
     ) -> Output: ...  # fmt: skip
 
     @overload
     def generate(
         self, prompts: list[str] | list[list[Message]] | list[list[int]] | list[Canvas], policy: str | Policy = ..., *,
         chat: bool | None = ..., batch_size: int = ..., on_output: Callable[[int, Output], None] | None = ...,
-        **settings: Any,
+        progress: bool = ..., **settings: Any,
     ) -> list[Output]: ...  # fmt: skip
 
     def generate(
-        self,
-        prompts: Any,
-        policy: str | Policy = "tacg",
-        *,
-        chat: bool | None = None,
-        batch_size: int = 32,
-        on_output: Callable[[int, Output], None] | None = None,
-        **settings: Any,
-    ) -> Output | list[Output]:
+        self, prompts: Any, policy: str | Policy = "tacg", *, chat: bool | None = None, batch_size: int = 32,
+        on_output: Callable[[int, Output], None] | None = None, progress: bool = False, **settings: Any,
+    ) -> Output | list[Output]:  # fmt: skip
         """Decode one prompt, or a list of them in batches.
 
         prompts    a text, a conversation (list of messages), ids or a `Canvas`; or a list of these
@@ -78,13 +80,16 @@ class LLM:
         chat       wrap texts in the chat template (default: if the checkpoint has one)
         seed       random seed: one for all prompts, or a list with one per prompt
         on_output  called with (number, output) as soon as a prompt is done
+        progress   show a progress bar
         schema, regex, choices  the form every answer must have: a JSON schema or pydantic model, a regular expression,
                    or a list of possible answers; or a list with one of these per prompt, None for no constraint
         settings   knobs of the decode (gen_length, block_length, seed, …) and of the policy (threshold, k_extra, …)
         """
         many, single = _listed(prompts)
         outputs: dict[int, Output] = {}
-        for event in self._events(many, policy, chat, batch_size, settings, detail=False):
+        steps = dict.fromkeys(range(len(many)), False) if progress else False  # without proposals
+        events = self._events(many, policy, chat, batch_size, settings, detail=steps)
+        for event in _shown(events, len(many), self.model.spec.mask_id) if progress else events:
             if isinstance(event, Finished):
                 outputs[event.row] = event.output
                 if on_output is not None:
@@ -188,7 +193,7 @@ class LLM:
 
     def _events(
         self, prompts: Sequence[Any], policy: str | Policy, chat: bool | None, batch_size: int,
-        settings: dict[str, Any], *, detail: bool,
+        settings: dict[str, Any], *, detail: bool | Mapping[int, bool],
     ) -> Iterator[Event]:  # fmt: skip
         seeds = settings.get("seed", 0)
         seeds = list(seeds) if isinstance(seeds, Sequence) else [seeds] * len(prompts)
@@ -210,9 +215,15 @@ class LLM:
                     output = self._filled(output, prompt, requests[event.row])
                 else:
                     output = replace(output, text=self.text(output.tokens))
-                yield replace(event, output=output)
+                yield replace(event, output=replace(output, pieces=self._pieces(output)))
             else:
                 yield event
+
+    def _pieces(self, output: Output) -> dict[int, str]:
+        """The text of every token of an output; the end of the answer is ∎."""
+        spec = self.model.spec
+        tokens = {*output.tokens, *(each.token for each in output.commits)} - {spec.mask_id}
+        return {token: "∎" if token in spec.eos_ids else self.tokenizer.decode([token]) for token in tokens}
 
     def request(self, prompt: Prompt, policy: Policy, decode: Decode, chat: bool | None = None) -> Request:
         """The engine request for one prompt or canvas."""
@@ -261,6 +272,21 @@ class LLM:
             if hole:
                 holes[-1].append(token)
         return replace(output, text=self.tokenizer.decode(ids), holes=tuple(map(self.tokenizer.decode, holes)))
+
+
+def _shown(events: Iterator[Event], answers: int, mask_id: int) -> Iterator[Event]:
+    """Events with a progress bar on the way; steps need not have proposals."""
+    masks: dict[int, int] = {}
+    with Progress(answers) as progress:
+        for event in events:
+            if isinstance(event, Started):
+                masks[event.row] = event.canvas.count(mask_id)
+            elif isinstance(event, Step):
+                written = 1 - event.canvas.count(mask_id) / masks[event.row]
+                progress.tell(event.row, written, steps=event.step)
+            else:
+                progress.tell(event.row, 1.0, steps=event.output.steps)
+            yield event
 
 
 def _tensors(model: Denoiser) -> list[Tensor]:

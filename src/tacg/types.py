@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from tacg import notebook
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
@@ -349,6 +350,9 @@ class Output:
     forced     how many tokens were written without a model choice, because the constraint allowed only one
     cut        for a constrained answer: the probability that the constraint removed, averaged over the tokens that
                the model chose
+    pieces     the text of every token that was written or given, by id
+
+    In a notebook, an output shows itself as a small player of its decode.
     """
 
     text: str
@@ -367,6 +371,13 @@ class Output:
     given: int = 0
     forced: int = 0
     cut: float = 0.0
+    pieces: Mapping[int, str] = field(default_factory=dict, compare=False)
+
+    def __repr__(self) -> str:
+        return notebook.short(self)
+
+    def _repr_html_(self) -> str:
+        return notebook.player(self)
 
     @property
     def tpf(self) -> float:

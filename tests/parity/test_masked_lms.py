@@ -80,7 +80,7 @@ def test_logits_are_theirs(pair: tuple[torch.nn.Module, tacg.LLM]) -> None:
 
 
 def test_padding_changes_nothing(pair: tuple[torch.nn.Module, tacg.LLM]) -> None:
-    """They pad on the right and mask the padding; here rows lie end to end, and none feels its neighbours."""
+    """They pad on the right and mask the padding; here rows lie end to end, and none influences its neighbours."""
     model, llm = pair
     ids = torch.randint(6, SIZE, (5, 61), generator=torch.Generator().manual_seed(2))
     valid = torch.arange(61) < torch.tensor([61, 9, 17, 1, 40])[:, None]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tacg import TacgError
-from tacg.policies.pages import HEADINGS, about, page, pages, with_table
+from tacg.policies.pages import HEADINGS, about, choice, page, pages, with_choice, with_table
 from tacg.policies.registry import BUILT_IN
 from tacg.records.flat import read_rows
 
@@ -27,7 +27,18 @@ def test_pages_are_up_to_date() -> None:
     stale = [name for name, text in expected.items() if (folder / name).read_text(encoding="utf-8") != text]
     assert not stale, HINT
     readme = (HOME / "README.md").read_text(encoding="utf-8")
-    assert readme == with_table(readme, "docs/decoders/"), HINT
+    assert readme == with_choice(with_table(readme, "docs/decoders/"), rows("arena"), "docs/decoders/"), HINT
+
+
+def test_the_choice_weighs_forwards_against_accuracy() -> None:
+    row = {"task": "t", "n": 500, "accuracy_ci": [0.8, 0.95], "auxiliary_forwards": 0}
+    settings = [("careful", 0.90, 96.0), ("good(bound=0.1)", 0.885, 20.0), ("fast", 0.81, 5.0), ("hasty", 0.5, 2.0)]
+    rows = [{**row, "policy": name, "accuracy": right, "forwards": 500 * calls} for name, right, calls in settings]
+    few = {**row, "policy": "lucky", "accuracy": 1.0, "forwards": 8, "n": 8}
+    *_, line = choice([*rows, few], "d/").splitlines()
+    assert all(name in cell for name, cell in zip(("careful", "good", "fast"), line.split("|")[2:5], strict=True))
+    assert "[`good(bound=0.1)`](d/good.md): 88.5 % [80.0, 95.0] in 20.0 forwards" in line
+    assert "lucky" not in line
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -532,7 +532,7 @@ def test_grade_counts(tmp_path: Path) -> None:
         (['{"id": true, "answer": "5"}'], "line 1: `id` must be text or a whole number, `answer` text"),
         (["", '{"id": 7, "answer": "5"}'], "line 2: no problem has the id '7'; they go from '0' to '2'"),
         (['{"id": 0, "answer": "5"}', '{"id": "0", "answer": "6"}'], "line 2: a second answer to '0'; keep one"),
-        ([""], "has no answers; write one a line"),
+        ([""], "has no answers; write one per line"),
     ],
 )
 def test_grade_refuses_what_it_cannot_grade(lines: list[str], told: str, tmp_path: Path) -> None:

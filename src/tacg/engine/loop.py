@@ -115,8 +115,10 @@ class Engine:
                     events.append(Finished(row.number, batch.leave(row)))
         self._drop_empty()
 
-    def stream(self, requests: Iterable[Request], *, detail: bool = True) -> Iterator[Event]:
+    def stream(self, requests: Iterable[Request], *, detail: bool | Mapping[int, bool] = True) -> Iterator[Event]:
         """Decode requests and yield events as they happen; leaving the loop early cancels the remaining rows.
+
+        detail  as for `step`; rows are numbered in the order of the requests, from 0 for a new engine
 
         A stream needs an idle engine. To add requests as they arrive, use `submit`, `step` and `cancel`.
         """

@@ -31,7 +31,7 @@ def read_answers(path: Path, problems: Mapping[str, Problem]) -> dict[str, str]:
                 raise TacgError(f"{path}, line {number}: a second answer to {brief(name)}; keep one of them.")
             answers[name] = answer
     if not answers:
-        raise TacgError(f"{path} has no answers; write one a line, as in {_EXAMPLE}.")
+        raise TacgError(f"{path} has no answers; write one per line, as in {_EXAMPLE}.")
     return answers
 
 

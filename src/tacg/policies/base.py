@@ -39,6 +39,13 @@ class Policy(Knobs):
     name: ClassVar[str] = ""
     frontier: ClassVar[tuple[str, tuple[Any, ...]] | None] = None
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.__repr__ = Policy.__repr__  # type: ignore[method-assign]  # or each dataclass gets one that lists every knob
+
+    def __repr__(self) -> str:
+        return f"<policy {self.label}>"
+
     @property
     def revises(self) -> bool:
         """Whether it may re-mask or edit committed positions; then the text of an open block is not final."""

@@ -42,7 +42,7 @@ class Released(Wrapper):
     tau_floor: float = knob(0.8, "the base policy's threshold for promotions", symbol="τ_floor", low=0, high=1)
     tau_escape: float = knob(0.95, "confidence that needs no persistence (above 1: never)", symbol="τ_esc", low=0)
     m: int = knob(3, "steps a proposal must persist", symbol="m", low=1)
-    k_extra: int = knob(2, "promotions a row and step at most", symbol="K_extra", low=0)
+    k_extra: int = knob(2, "maximum promotions per row and step", symbol="K_extra", low=0)
     k_ratio: float = knob(0.25, "promotions also at most this share of the base set, but at least 1", low=0)
     allow_empty: bool = knob(True, "promote also when the base set is empty")
 

@@ -133,7 +133,7 @@ def _read(file: Path, changed: int) -> tuple[SetItem, ...]:
         lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
         found = [parse_json(line, f"{file}, line {number}", "is this the right file?") for number, line in lines]
     if not found or not all(isinstance(item, dict) for item in found):
-        raise TacgError(f"{file} must hold JSON objects, one a line or in an array; is it the right file?")
+        raise TacgError(f"{file} must hold JSON objects, one per line or in an array; is it the right file?")
     return tuple(found)
 
 

@@ -5,7 +5,7 @@
 const MEANINGS = {
   base: "accepted by the policy",
   extra: "promoted by the trajectory",
-  fallback: "nothing was ready: the readiest",
+  fallback: "nothing passed, so the best candidate was taken",
   finish: "written with all the rest, to finish",
   branch: "of the branch that went on",
   edit: "replaced another token",
@@ -196,7 +196,7 @@ class Panel {
     span.style.setProperty("--sure", shade(cell.confidence ?? 0));
   }
 
-  // A bar a step, stacked by reason; steps that are still to come at this point of the clock are pale.
+  // One bar per step, stacked by reason; steps that are still to come at this point of the clock are pale.
   drawBars(step, width) {
     const key = `${this.decode.last} ${width}`;
     if (this.drawn !== key) {
