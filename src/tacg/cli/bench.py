@@ -65,6 +65,7 @@ def main(
     prompts: Annotated[str, typer.Option(help="cache: prompt lengths, comma-separated.")] = "256,512,1024,2048",
     gen_length: Annotated[int, typer.Option(help="cache: positions to generate.", min=8)] = 64,
     model: Model = DEFAULT_MODEL,
+    device: Annotated[str, typer.Option(help="scan, gate, decode, cache: where to measure; cpu, cuda, …")] = "cpu",
     gigabytes: Annotated[float, typer.Option(help="load: size of the checkpoint.", min=0.01)] = 2.0,
     requests: Annotated[int, typer.Option(help="serve, fleet, constraint: total number of requests.", min=1)] = 1000,
     trials: Annotated[int, typer.Option(help="constraint: random constraints to decode.", min=2)] = 10_000,
@@ -90,7 +91,7 @@ def main(
         raise unknown("benchmark", kind, KINDS)
     out = ready_directory(out or Path(f"runs/bench-{kind}"))
     if kind == "scan":
-        rows = _collect(scan.measure(quick=quick), 6 if quick else 24, out)
+        rows = _collect(scan.measure(quick=quick, device=device), 6 if quick else 24, out)
         present(
             "A step outside the model",
             rows,
@@ -100,13 +101,13 @@ def main(
             as_json,
         )
     elif kind == "gate":
-        rows = _collect(gate.measure(quick=quick), 12 if quick else 15, out)
+        rows = _collect(gate.measure(quick=quick, device=device), 12 if quick else 15, out)
         present("commit_step in your own loop", rows, gate.tables(rows), {"growth.png": draw_growth}, out, as_json)
     elif kind == "memory":
         rows = _collect(memory.measure(quick=quick), 3, out)
         present("What the reference takes", rows, memory.tables(rows), {}, out, as_json)
     elif kind == "decode":
-        rows = _collect(_decodes(model, quick), 3 if quick else 9, out)
+        rows = _collect(_decodes(model, quick, device), 3 if quick else 9, out)
         present("Whole decodes", rows, decode.tables(rows), {"shares.png": draw_shares}, out, as_json)
     elif kind == "device":
         from tacg.bench import device
@@ -115,7 +116,7 @@ def main(
         present("A step on a simulated device", rows, device.tables(rows), {}, out, as_json)
     elif kind == "cache":
         lengths = _lengths(prompts)[: 2 if quick else None]
-        rows = _collect(cache.measure(lengths, gen_length, quick=quick), 5 * len(lengths), out)
+        rows = _collect(cache.measure(lengths, gen_length, quick=quick, device=device), 5 * len(lengths), out)
         present("What a cache saves", rows, cache.tables(rows), {"gain.png": draw_gain}, out, as_json)
     elif kind == "load":
         rows = _collect(load.measure(0.05 if quick else gigabytes), 2, out)
@@ -168,19 +169,19 @@ def main(
         present("Structured answers", rows, constraint.tables(rows), {}, out, as_json)
 
 
-def _decodes(model: str, quick: bool) -> Iterator[ResultRow]:
+def _decodes(model: str, quick: bool, device: str) -> Iterator[ResultRow]:
     """The built-in model by batch size and against the plain loop; a larger random one against its products."""
     from tacg.bench import decode
     from tacg.engine.request import Decode
     from tacg.tasks import get_task
 
-    llm, task = load_model(model), get_task("pocket-math")
+    llm, task = load_model(model, device=device), get_task("pocket-math")
     prompts = [tuple(llm.encode(problem.prompt)) for problem in task.problems("dev", 4 if quick else 64)]
     settings = Decode().replace(**task.decode, early_stop=False)
     yield from decode.measure(llm.model, prompts, model, (2,) if quick else decode.BATCHES, settings)
     yield decode.against_plain(llm.model, prompts[0], model, settings)
     for batch in (2,) if quick else decode.LIMITS:
-        yield decode.near_the_limit(batch, quick=quick)
+        yield decode.near_the_limit(batch, quick=quick, device=device)
 
 
 def _collect(made: Iterable[ResultRow], total: int, out: Path) -> list[ResultRow]:

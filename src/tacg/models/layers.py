@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +10,15 @@ from torch.nn import functional as F
 
 from tacg.models.base import Span
 from tacg.models.products import Linear, SideBySide, gated, linear, plus_product
-from tacg.models.rows import packed_rows
+from tacg.models.rows import packed_rows, turn_into, turned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tacg.models.base import ModelSpec
-    from tacg.models.rows import PackedRows
+    from tacg.models.dream import DreamAttention
+    from tacg.models.qwen3 import Qwen3Attention
+    from tacg.models.rows import PackedRows, Turns
 
 # Below this many rows the matrix library takes another code path, with other rounding.
 STEADY_ROWS = 16
@@ -107,19 +109,76 @@ def denoise(
     return made
 
 
-class QwenLayer(nn.Module):
-    """Attention and feed-forward, each behind a norm, under Qwen's names."""
+class Heads(NamedTuple):
+    """Queries [N, H, D], keys and values [N, KV, D], ready for attention; `pair` [N, 2 * KV, D] if both are in one."""
 
-    def __init__(self, width: int, eps: float, attention: nn.Module, feed_forward: nn.Module) -> None:
-        super().__init__()
-        self.input_layernorm = RmsNorm(width, eps)
-        self.self_attn = attention
-        self.post_attention_layernorm = RmsNorm(width, eps)
-        self.mlp = feed_forward
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    pair: Tensor | None
+
+
+def prepared(
+    heads: list[Tensor], sizes: list[int], turns: Turns, norms: tuple[RmsNorm, RmsNorm, Tensor | None] | None = None
+) -> Heads:
+    """Norm and rotate queries and keys.
+
+    heads  queries, keys and values, [N, heads, D] each; or all in one tensor, which may be written to
+    sizes  how many heads each of them has
+    norms  see `HeadNorms`
+    """
+    if len(heads) == 1 and turns.partner is not None:
+        (every,) = heads
+        x = out = every[:, : sizes[0] + sizes[1]]
+        if norms is not None:
+            # Of values, too, and thrown away: a part of a tensor would be copied first.
+            x = F.rms_norm(every, every.shape[-1:], eps=norms[0].eps)[:, : out.shape[1]] * norms[2]
+        turn_into(x, out, turns)
+        return Heads(*every.split(sizes, dim=1), pair=every[:, sizes[0] :])
+    q, k, v = heads if len(heads) == 3 else heads[0].split(sizes, dim=1)
+    if norms is not None:
+        q, k = norms[0](q), norms[1](k)
+    return Heads(turned(q, turns), turned(k, turns), v, None)
+
+
+class LayerSteps(SideBySide):
+    """A layer in two steps, before and after attention. Only attention knows rows, so each step compiles in one piece.
+
+    head_dim  dimensions of a head
+    """
+
+    head_dim: int
+
+    def before(self, x: Tensor, turns: Turns) -> Heads:
+        """[N, D] -> what attends."""
+        raise NotImplementedError
+
+    def after(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """[N, D] and what attention made of it, [N, H * D] -> [N, D]."""
+        raise NotImplementedError
 
     def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
-        x = self.self_attn(layer, x, self.input_layernorm(x), rows)
+        return self.after(x, rows.attend(layer, *self.before(x, rows.turns(self.head_dim))))
+
+
+class QwenLayer(LayerSteps):
+    """Attention and feed-forward, each behind a norm, under Qwen's names."""
+
+    def __init__(self, width: int, eps: float, attention: DreamAttention | Qwen3Attention, feed_forward: Any) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(width, eps)
+        self.self_attn, self.head_dim = attention, attention.head_dim
+        self.post_attention_layernorm = RmsNorm(width, eps)
+        self.mlp = feed_forward
+
+    def before(self, x: Tensor, turns: Turns) -> Heads:
+        """[N, D] -> what attends."""
+        return self.self_attn(self.input_layernorm(x), turns)
+
+    def after(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """[N, D] -> [N, D]."""
+        x = plus_product(x, self.self_attn.o_proj, mixed)
         fed: Tensor = self.mlp(x, self.post_attention_layernorm(x))
         return fed
 
@@ -137,8 +196,7 @@ class HeadNorms(SideBySide):
 
     def head_norms(self) -> tuple[RmsNorm, RmsNorm, Tensor | None]:
         """Of queries and of keys; on a GPU also the scales of all heads of both, [H + KV, D]."""
-        queries, keys = (self.get_submodule(name) for name in self.norms)
-        return queries, keys, self.scale  # type: ignore[return-value]
+        return getattr(self, self.norms[0]), getattr(self, self.norms[1]), self.scale
 
     def settle(self) -> None:
         """Repeat the scales for every head."""
@@ -173,7 +231,7 @@ class Experts(SideBySide):
     """E feed-forwards with their weights stacked: gate_proj and up_proj [E, I, D], down_proj [E, D, I]."""
 
     together = (("gate_proj", "up_proj"),)
-    numbers: Tensor | None = None
+    numbers: Tensor
 
     def __init__(self, count: int, width: int, inner: int) -> None:
         super().__init__()
@@ -190,7 +248,8 @@ class Experts(SideBySide):
         if not self._aligned():
             return self.one_by_one(x, chosen, weight)
         experts, order = chosen.flatten().sort(stable=True)
-        ends = torch.searchsorted(experts, self._numbers(x.device), right=True, out_int32=True)
+        numbers = torch.arange(len(self.gate_proj)) if x.device.type == "cpu" else self.numbers
+        ends = torch.searchsorted(experts, numbers, right=True, out_int32=True)
         here = x[order // chosen.shape[1]]
         if x.device.type != "cpu":
             made = torch.empty_like(here).index_copy_(0, order, self._grouped(here, ends))
@@ -200,11 +259,9 @@ class Experts(SideBySide):
         mixed = torch.zeros(x.shape, dtype=torch.float32)
         return mixed.index_add_(0, order // chosen.shape[1], made * weight.flatten()[order, None]).to(x.dtype)
 
-    def _numbers(self, device: torch.device) -> Tensor:
-        """int64 [E]: the numbers of the experts."""
-        if self.numbers is None or self.numbers.device != device:
-            self.numbers = torch.arange(len(self.gate_proj), device=device)
-        return self.numbers
+    def settle(self) -> None:
+        """The numbers of the experts, int64 [E]."""
+        self.numbers = torch.arange(len(self.gate_proj), device=self.gate_proj.device)
 
     def _aligned(self) -> bool:
         """Whether PyTorch has a product of all groups at once (from 2.10 on), and for these sizes."""
