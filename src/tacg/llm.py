@@ -287,7 +287,8 @@ def load(
     source    a built-in name, a local directory, or a hub id
     dtype     "float32", "bfloat16", "float16", a torch dtype, or "auto": the checkpoint's own if it is fast on the
               device, otherwise float32
-    device    "cpu", "cuda", "cuda:1", "mps", …, or "auto": cuda if there is one, then mps, then cpu
+    device    "cpu", "cuda", "cuda:1", "mps", …, or "auto": cuda if there is one, then mps, then cpu; "cuda:0,cuda:1"
+              splits the layers over several
     revision  branch, tag or commit of a hub id; with `offline` only files downloaded earlier are used
     tell      progress callback, called with (bytes loaded, total bytes)
     verifier  a directory or hub id of an autoregressive model with the same tokenizer, for the policy `apd`; pocket

@@ -110,10 +110,10 @@ def main(
         rows = _collect(_decodes(model, quick, device), 3 if quick else 9, out)
         present("Whole decodes", rows, decode.tables(rows), {"shares.png": draw_shares}, out, as_json)
     elif kind == "device":
-        from tacg.bench import device
+        from tacg.bench import device as simulated
 
-        rows = _collect(device.measure(quick=quick), 4 if quick else 17, out)
-        present("A step on a simulated device", rows, device.tables(rows), {}, out, as_json)
+        rows = _collect(simulated.measure(quick=quick), 4 if quick else 17, out)
+        present("A step on a simulated device", rows, simulated.tables(rows), {}, out, as_json)
     elif kind == "cache":
         lengths = _lengths(prompts)[: 2 if quick else None]
         rows = _collect(cache.measure(lengths, gen_length, quick=quick, device=device), 5 * len(lengths), out)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tacg.errors import TacgError
-from tacg.models.layers import Experts, LayerSteps
+from tacg.models.experts import Experts
+from tacg.models.layers import LayerSteps
 
 if TYPE_CHECKING:
     from collections.abc import Callable

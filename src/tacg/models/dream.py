@@ -76,7 +76,7 @@ class DreamAttention(SideBySide):
     def forward(self, x: Tensor, turns: Turns) -> Heads:
         """[N, D] -> what attends."""
         heads = self.products(x, "q_proj", "k_proj", "v_proj")
-        return prepared([each.unflatten(-1, (-1, self.head_dim)) for each in heads], self.sizes, turns)
+        return prepared(heads, self.sizes, self.head_dim, turns)
 
 
 class Dream(Network):

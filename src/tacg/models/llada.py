@@ -100,7 +100,7 @@ class LladaLayer(LayerSteps):
     def before(self, x: Tensor, turns: Turns) -> Heads:
         """[N, D] -> what attends."""
         heads = self.products(self.attn_norm(x), "q_proj", "k_proj", "v_proj")
-        return prepared([each.unflatten(-1, (-1, self.head_dim)) for each in heads], self.sizes, turns)
+        return prepared(heads, self.sizes, self.head_dim, turns)
 
     def after(self, x: Tensor, mixed: Tensor) -> Tensor:
         """[N, D] -> [N, D]."""

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from tacg.errors import TacgError
+from tacg.models.experts import Experts
 from tacg.models.fields import Fields
-from tacg.models.layers import Experts, FeedForward, HeadNorms, LayerSteps, Network, RmsNorm, denoise, prepared
+from tacg.models.layers import FeedForward, HeadNorms, LayerSteps, Network, RmsNorm, denoise, prepared
 from tacg.models.products import Linear, plus, plus_product, wide_product
 from tacg.models.routing import route
 
@@ -137,8 +138,7 @@ class Llada2Attention(HeadNorms):
 
     def forward(self, x: Tensor, turns: Turns) -> Heads:
         """[N, D] -> what attends."""
-        heads = self.query_key_value(x).unflatten(-1, (-1, self.head_dim))
-        return prepared([heads], self.sizes, turns, self.head_norms())
+        return prepared([self.query_key_value(x)], self.sizes, self.head_dim, turns, self.head_norms())
 
 
 class Router(nn.Module):
@@ -175,9 +175,9 @@ class Llada2Mixture(nn.Module):
         mixed: Tensor = self.experts(x, *self.gate(x))
         if not hasattr(self, "shared_experts"):
             return plus(onto, mixed)
-        if x.device.type == "cpu":
-            return onto + self.shared_experts(mixed, x)
-        return plus(self.shared_experts(onto, x), mixed)
+        alone = x.device.type == "cpu"  # where both are added up before they go on top
+        shared: Tensor = self.shared_experts(mixed if alone else onto, x)
+        return onto + shared if alone else plus(shared, mixed)
 
 
 class Layer(LayerSteps):

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacg.errors import TacgError
+from tacg.models.experts import Experts
 from tacg.models.fields import Fields, short
-from tacg.models.layers import Experts, FeedForward, HeadNorms, Network, QwenLayer, RmsNorm, denoise, prepared
+from tacg.models.layers import FeedForward, HeadNorms, Network, QwenLayer, RmsNorm, denoise, prepared
 from tacg.models.llada2 import expert_place
 from tacg.models.products import Linear, plus
 
@@ -148,8 +149,8 @@ class Qwen3Attention(HeadNorms):
 
     def forward(self, x: Tensor, turns: Turns) -> Heads:
         """[N, D] -> what attends."""
-        heads = [each.unflatten(-1, (-1, self.head_dim)) for each in self.products(x, "q_proj", "k_proj", "v_proj")]
-        return prepared(heads, self.sizes, turns, self.head_norms())
+        heads = self.products(x, "q_proj", "k_proj", "v_proj")
+        return prepared(heads, self.sizes, self.head_dim, turns, self.head_norms())
 
 
 class Qwen3Mixture(nn.Module):

@@ -113,10 +113,7 @@ class PackedRows:
         return Turns(self.cos, self.sin, None)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, pair: Tensor | None = None) -> Tensor:
-        """Attention within each row. q [N, H, D], k and v [N, KV, D], already rotated -> [N, H * D].
-
-        pair  keys and values in one tensor [N, 2 * KV, D], if they are
-        """
+        """Attention within each row: q, k, v, already rotated, and `pair`, all as in `Heads` -> [N, H * D]."""
         mixed = self._mixed(layer, q, k, v, pair)
         if any(span.attention is not None for span in self.spans):
             self._show(layer, q, k)
