@@ -86,7 +86,7 @@ def doctor(hour: Hour) -> dict[str, Any]:
 @torch.no_grad()
 def families(hour: Hour) -> list[dict[str, Any]]:
     """Logits of random models of every family on the device against the CPU's in float32."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for family in ("llada", "llada2") if hour.rehearse else SHAPES:
         tokens, spans = torch.arange(104) * 7 % 100, whole([40, 64])
         expected = random_model(family, liveliness=1.0)(tokens, spans, torch.arange(104))
@@ -103,7 +103,7 @@ def families(hour: Hour) -> list[dict[str, Any]]:
 @torch.no_grad()
 def parity(hour: Hour) -> list[dict[str, Any]]:
     """Logits of real checkpoints against the class of `transformers` that is the same, with the same weights."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, place in (hour.models or {"rehearsal": "tiny"}).items():
         llm: Any = load(place, device=hour.device, dtype="float32" if hour.rehearse else "bfloat16")
         ids = torch.tensor([llm.encode("The quick brown fox jumps over the lazy dog. " * 3)], device=hour.device)
@@ -146,7 +146,7 @@ def syncs(hour: Hour) -> dict[str, Any]:
 
 def kernels(hour: Hour) -> list[dict[str, Any]]:
     """Kernels of forwards at real depth, beside what the simulated device counted."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for case in FORWARDS[1:2] if hour.rehearse else FORWARDS:
         with hour.kernels() as simulated:
             run = steady_forward(case)
@@ -220,7 +220,7 @@ def benches(hour: Hour) -> dict[str, Any]:
 
 def speed(hour: Hour) -> list[dict[str, Any]]:
     """Tokens per second and seconds per step of the checkpoints themselves."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, place in (hour.models or {"rehearsal": "tiny"}).items():
         llm: Any = load(place, device=hour.device, dtype="float32" if hour.rehearse else "bfloat16")
         made = Decode(gen_length=8 if hour.rehearse else 128, block_length=8 if hour.rehearse else 32)

@@ -96,15 +96,12 @@ def denoise(
     With a `shift` of 1 they are read one position before; a row's first position reads its own.
     """
     tokens, spans = steady_rows(tokens, spans)
-    x, rows, named = (
-        embed(tokens.to(embed.weight.device)),
-        None,
-        {"block": block, "window": None, "layers": len(layers)},
-    )
+    x, rows = embed(tokens.to(embed.weight.device)), None
+    kind = {"wide": wide, "block": block, "window": None, "layers": len(layers)}
     for number, layer in enumerate(layers):
         place = next(layer.parameters()).device  # layers may be on several, those on one in a row
         if rows is None or rows.device != place:
-            x, rows = x.to(place), packed_rows(spans, rotary, theta, device=place, dtype=x.dtype, wide=wide, **named)
+            x, rows = x.to(place), packed_rows(spans, rotary, theta, device=place, dtype=x.dtype, **kind)
         x = layer(number, x, rows)
     at = select if not shift or rows is None else select - rows.has_before.to(select.device)[select]
     made: Tensor = norm(x.to(select.device)[at])
