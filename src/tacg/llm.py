@@ -7,7 +7,7 @@ import hashlib
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import torch
 
@@ -306,20 +306,26 @@ def _digest(model: Denoiser) -> str:
 def load(
     source: str | Path = "pocket", *, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu",
     revision: str | None = None, offline: bool = False, tell: Callable[[int, int], None] | None = None,
-    verifier: str | Path | None = None,
+    verifier: str | Path | None = None, compile: bool = False,
 ) -> LLM:  # fmt: skip
     """Load a model.
 
     source    a built-in name, a local directory, or a hub id
     dtype     "float32", "bfloat16", "float16", a torch dtype, or "auto": the checkpoint's own if it is fast on the
               device, otherwise float32
-    device    "cpu", "cuda", "cuda:1", "mps", …, or "auto": cuda if there is one, then mps, then cpu
+    device    "cpu", "cuda", "cuda:1", "mps", …, or "auto": cuda if there is one, then mps, then cpu; "cuda:0,cuda:1"
+              splits the layers over several
     revision  branch, tag or commit of a hub id; with `offline` only files downloaded earlier are used
     tell      progress callback, called with (bytes loaded, total bytes)
     verifier  a directory or hub id of an autoregressive model with the same tokenizer, for the policy `apd`; pocket
               includes one
+    compile   pass the layers through `torch.compile` on the first forward, which takes a while: fewer kernels on a GPU
     """
     llm = LLM(*load_checkpoint(source, dtype=dtype, device=device, revision=revision, offline=offline, tell=tell))
+    if compile:
+        from tacg.models.compiling import compile_layers
+
+        compile_layers(cast("Any", llm.model))
     if verifier is None and source in BUILT_IN:
         own = locate(source) / "verifier"
         verifier = own if own.is_dir() else None

@@ -45,9 +45,9 @@ def test_it_is_the_eager_computation(family: str, share: float, monkeypatch: pyt
     caught: list[tuple[Tensor, Tensor]] = []
     plain = PackedRows.attend
 
-    def attend(rows: PackedRows, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(rows: PackedRows, layer: int, q: Tensor, k: Tensor, v: Tensor, pair: Tensor | None) -> Tensor:
         caught.append((q[:50], k[:50]))
-        return plain(rows, layer, q, k, v)
+        return plain(rows, layer, q, k, v, pair)
 
     tokens = torch.randint(2, 100, (50,), generator=torch.Generator().manual_seed(3))
     alone = AttentionMap(20, 33, share)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tacg.bench.simulated_device import SimulatedDevice
 from tacg.bench.simulated_device.guard import register_guard
 from tacg.errors import TacgError
-from tacg.models.layers import Experts
+from tacg.models.experts import Experts
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
 # Experts, width, inner, tokens, chosen: few tokens, many, experts that nobody chooses, and sizes that do not align.

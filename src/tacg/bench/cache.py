@@ -6,11 +6,11 @@ same number of steps on the same canvas.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tacg.bench.timing import now
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
 from tacg.models.tiny import random_model
@@ -36,12 +36,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def measure(prompts: Sequence[int], gen_length: int, *, quick: bool = False) -> Iterator[ResultRow]:
+def measure(
+    prompts: Sequence[int], gen_length: int, *, quick: bool = False, device: str = "cpu"
+) -> Iterator[ResultRow]:
     """One row per family, prompt length and mode; `quick` uses tiny models."""
     for family, modes in MODES.items():
         shape = {} if quick else SHAPES[family]
         longest = {"max_sequence_length" if family == "llada" else "max_position_embeddings": max(prompts) + gen_length}
-        model = random_model(family, **shape, **longest)
+        model = random_model(family, **shape, **longest).to(device)
         parameters = sum(each.numel() for each in model.parameters())
         for prompt in prompts:
             baseline = 0.0
@@ -51,7 +53,7 @@ def measure(prompts: Sequence[int], gen_length: int, *, quick: bool = False) -> 
                 yield {
                     "bench": "cache", "family": family, "cache": mode, "prompt": prompt, "gen_length": gen_length,
                     "tokens_a_step": A_STEP, "parameters": parameters, "ms_per_token": 1e3 * seconds / gen_length,
-                    "times_faster": baseline / seconds, "baseline": "none", **surroundings(),
+                    "times_faster": baseline / seconds, "baseline": "none", **surroundings(device),
                 }  # fmt: skip
 
 
@@ -61,9 +63,9 @@ def _seconds(model: AnyNetwork, mode: str, prompt: int, gen_length: int) -> floa
     decode = Decode(gen_length=gen_length, block_length=32, steps=gen_length // A_STEP, early_stop=False, cache=mode)
     times = []
     for _ in range(2):
-        began = time.perf_counter()
+        began = now(model.device)
         Engine(model).generate([Request(ids, get_policy("schedule"), decode)])
-        times.append(time.perf_counter() - began)
+        times.append(now(model.device) - began)
     return min(times)
 
 

@@ -8,13 +8,13 @@ products  only the same matrix products, on the same machine in the same run: no
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional as F
 
+from tacg.bench.timing import now
 from tacg.engine.batch import Batch
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
@@ -48,23 +48,23 @@ class Watched:
 
     def __call__(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
         """Call the model."""
-        began = time.perf_counter()
+        began = now(self.device)
         logits = self.model(tokens, spans, select)
-        self.seconds += time.perf_counter() - began
+        self.seconds += now(self.device) - began
         self.calls.append((len(tokens), len(select)))
         return logits
 
 
 @contextlib.contextmanager
-def watched_batches(spent: dict[str, float]) -> Iterator[None]:
+def watched_batches(spent: dict[str, float], device: torch.device) -> Iterator[None]:
     """Sum the time that every batch spends in `scan`, `decide`, `commit` and `read`."""
     originals = {name: getattr(Batch, name) for name in ("scan", "decide", "commit", "read")}
 
     def watched(name: str) -> Any:
         def method(*words: Any, **named: Any) -> Any:
-            began = time.perf_counter()
+            began = now(device)
             made = originals[name](*words, **named)
-            spent[name] += time.perf_counter() - began
+            spent[name] += now(device) - began
             return made
 
         return method
@@ -87,17 +87,17 @@ def measure(model: Denoiser, prompts: Sequence[tuple[int, ...]], name: str, batc
         run(timed, prompts[:batch], policy, decode, batch)  # warm-up
         timed.seconds = 0.0
         mine = prompts[: max(8, 2 * batch)]
-        with watched_batches(spent):
-            began = time.perf_counter()
+        with watched_batches(spent, model.device):
+            began = now(model.device)
             outputs = run(timed, mine, policy, decode, batch)
-            total = time.perf_counter() - began
+            total = now(model.device) - began
         tokens = sum(len(output.tokens) for output in outputs)
         shares = {"forward": timed.seconds / total} | {part: seconds / total for part, seconds in spent.items()}
         shares["rest"] = 1.0 - sum(shares.values())
         yield {
             "bench": "decode", "model": name, "policy": policy.label, "batch": batch, "tokens": tokens,
             "tokens_per_second": tokens / total, "steps": sum(output.steps for output in outputs) / len(outputs),
-            "shares": shares, "outside_forward": 1 - shares["forward"], **surroundings(),
+            "shares": shares, "outside_forward": 1 - shares["forward"], **surroundings(model.device),
         }  # fmt: skip
 
 
@@ -109,53 +109,57 @@ def run(model: Any, prompts: Sequence[tuple[int, ...]], policy: Policy, decode: 
 def against_plain(model: Denoiser, prompt: tuple[int, ...], name: str, decode: Decode) -> ResultRow:
     """One token per step, one row: our engine and the plain loop take the same steps."""
     run(model, [prompt], get_policy("schedule"), decode, 1)
-    began = time.perf_counter()
+    began = now(model.device)
     (ours,) = run(model, [prompt], get_policy("schedule"), decode, 1)
-    middle = time.perf_counter()
+    middle = now(model.device)
     plain(model, prompt, decode)
-    ended = time.perf_counter()
+    ended = now(model.device)
     return {
         "bench": "decode", "model": name, "policy": "schedule", "batch": 1, "tokens": len(ours.tokens),
         "tokens_per_second": len(ours.tokens) / (middle - began), "steps": float(ours.steps), "baseline": "plain",
-        "times_faster": (ended - middle) / (middle - began), **surroundings(),
+        "times_faster": (ended - middle) / (middle - began), **surroundings(model.device),
     }  # fmt: skip
 
 
 @torch.no_grad()
 def plain(model: Denoiser, prompt: tuple[int, ...], decode: Decode) -> Tensor:
     """The tokens of one row decoded with one token per step, without any optimization."""
-    canvas = torch.tensor([*prompt, *[model.spec.mask_id] * decode.gen_length])
+    canvas = torch.tensor([*prompt, *[model.spec.mask_id] * decode.gen_length], device=model.device)
+    ruler = torch.arange(len(canvas), device=model.device)
     hidden = list(model.spec.unwritable)
     for start, stop, steps in decode.blocks():
         for _ in range(steps):
-            logits = model(canvas, whole([len(canvas)]), torch.arange(len(canvas)))
+            logits = model(canvas, whole([len(canvas)]), ruler)
             logits[:, hidden] = -torch.inf
             confidence, token = logits.double().softmax(dim=1).max(dim=1)
-            place = torch.arange(len(canvas)) - len(prompt)
+            place = ruler - len(prompt)
             open_ = (canvas == model.spec.mask_id) & (place >= start) & (place < stop)
             best = confidence.masked_fill(~open_, -1.0).argmax()
             canvas[best] = token[best]
     return canvas[len(prompt) :]
 
 
-def near_the_limit(batch: int = 32, *, quick: bool = False, shape: dict[str, Any] | None = None) -> ResultRow:
+def near_the_limit(
+    batch: int = 32, *, quick: bool = False, shape: dict[str, Any] | None = None, device: str = "cpu"
+) -> ResultRow:
     """A random LLaDA of 20 M parameters: the share of the time that only the same matrix products would take."""
-    model: Any = random_model("llada", **({} if quick else shape or MEDIUM))
+    model: Any = random_model("llada", **({} if quick else shape or MEDIUM)).to(device)
     generator = torch.Generator().manual_seed(0)
     prompts = [tuple(torch.randint(6, 90, (64,), generator=generator).tolist()) for _ in range(batch)]
     decode = Decode(gen_length=64, block_length=32, steps=8 if quick else 16, early_stop=False)
     timed = Watched(model)
     run(timed, prompts, get_policy("tacg+schedule"), decode, batch)
     timed.calls.clear()
-    began = time.perf_counter()
+    began = now(device)
     outputs = run(timed, prompts, get_policy("tacg+schedule"), decode, batch)
-    total = time.perf_counter() - began
+    total = now(device) - began
     alone = products(model, timed.calls, rows=batch)
     tokens = sum(len(output.tokens) for output in outputs)
     return {
         "bench": "decode", "model": f"random LLaDA, {sum(p.numel() for p in model.parameters()) / 1e6:.0f} M",
         "policy": "tacg+schedule", "batch": batch, "tokens": tokens, "tokens_per_second": tokens / total,
-        "steps": float(outputs[0].steps), "baseline": "products", "share_of_limit": alone / total, **surroundings(),
+        "steps": float(outputs[0].steps), "baseline": "products", "share_of_limit": alone / total,
+        **surroundings(device),
     }  # fmt: skip
 
 
@@ -167,17 +171,18 @@ def products(model: Llada, calls: Sequence[tuple[int, int]], rows: int) -> float
     heads, size = config.n_heads, config.d_model // config.n_heads
     seconds = 0.0
     for tokens, logits in calls:
-        x, inner = torch.randn(tokens, config.d_model), torch.randn(tokens, config.mlp_hidden_size)
+        device, widths = model.device, (config.d_model, config.mlp_hidden_size)
+        x, inner = (torch.randn(tokens, width, device=device) for width in widths)
         length = tokens // rows
-        q, k, v = (torch.randn(rows * heads, length, size) for _ in range(3))
-        began = time.perf_counter()
+        q, k, v = (torch.randn(rows * heads, length, size, device=device) for _ in range(3))
+        began = now(model.device)
         for block in parts["blocks"]:
             for layer in (block.q_proj, block.k_proj, block.v_proj, block.attn_out, block.ff_proj, block.up_proj):
                 F.linear(x, layer.weight)
             F.linear(inner, block.ff_out.weight)
             torch.bmm(torch.bmm(q, k.transpose(1, 2)), v)
         F.linear(x[:logits], model.table)
-        seconds += time.perf_counter() - began
+        seconds += now(model.device) - began
     return seconds
 
 

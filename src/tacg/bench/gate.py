@@ -28,27 +28,27 @@ if TYPE_CHECKING:
 BLOCK = 64
 
 
-def measure(*, quick: bool = False, rounds: int = 15) -> Iterator[ResultRow]:
+def measure(*, quick: bool = False, rounds: int = 15, device: str = "cpu") -> Iterator[ResultRow]:
     """Rows of (prompt, masked positions): the lazy gate, the eager gate and the floor, measured in turns."""
     vocabulary = 3001 if quick else 126_464
     shapes = [(64, BLOCK), (64, BLOCK // 2), (64, BLOCK // 8)]
     shapes += [(128, BLOCK)] if quick else [(512, BLOCK), (2048, BLOCK)]
     runners: dict[tuple[str, int, int], Callable[[], object]] = {}
     for prompt, masked in shapes:
-        logits = torch.full((1, prompt + BLOCK, vocabulary), -1.0)
-        logits[0, prompt : prompt + masked] = Steps(prompt, masked, vocabulary).next()
-        mask = torch.zeros(1, prompt + BLOCK, dtype=torch.bool)
+        logits = torch.full((1, prompt + BLOCK, vocabulary), -1.0, device=device)
+        logits[0, prompt : prompt + masked] = Steps(prompt, masked, vocabulary, device=device).next()
+        mask = torch.zeros(1, prompt + BLOCK, dtype=torch.bool, device=device)
         mask[0, prompt : prompt + masked] = True
         runners["floor", prompt, masked] = _floor(logits[0, prompt : prompt + masked])
         runners["lazy", prompt, masked] = _gate(logits, mask, everywhere=False)
         runners["eager", prompt, masked] = _gate(logits, mask, everywhere=True)
-    times = race(runners, 3 if quick else rounds)
+    times = race(runners, 3 if quick else rounds, device)
     for (name, prompt, masked), (low, middle, high) in times.items():
         yield {
             "bench": "gate", "subject": name, "prompt": prompt, "masked": masked, "vocabulary": vocabulary,
             "ms": [1e3 * low, 1e3 * middle, 1e3 * high], "over_floor": middle / times["floor", prompt, masked][1],
             "over_shortest": middle / times[name, shapes[0][0], masked][1] if masked == BLOCK else None,
-            "baseline": "floor", **surroundings(),
+            "baseline": "floor", **surroundings(device),
         }  # fmt: skip
 
 

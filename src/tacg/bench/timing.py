@@ -6,14 +6,23 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+
 Name = TypeVar("Name", str, tuple[str, int, int])
 
 
-def race(runners: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name, list[float]]:
+def now(device: str | torch.device = "cpu") -> float:
+    """Seconds, read when everything that was asked of the device is done."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def race(runners: Mapping[Name, Callable[[], object]], rounds: int, device: str = "cpu") -> dict[Name, list[float]]:
     """Seconds of every runner, [p20, p50, p80]. They take turns, so a slow moment of the machine affects all."""
     times: dict[Name, list[float]] = {name: [] for name in runners}
     for _ in range(2):
@@ -21,9 +30,9 @@ def race(runners: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name
             run()  # warm-up: memory is touched, code is loaded
     for _ in range(max(rounds, 3)):
         for name, run in runners.items():
-            began = time.perf_counter()
+            began = now(device)
             run()
-            times[name].append(time.perf_counter() - began)
+            times[name].append(now(device) - began)
     return {name: quantiles(values) for name, values in times.items()}
 
 

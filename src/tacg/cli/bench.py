@@ -48,6 +48,7 @@ KINDS = (
     "constraint",
 )
 LOADING = ("decode", "serve", "soak", "agreement")  # those that load --model in this process
+PLACED = ("scan", "gate", "cache")  # those that measure on --device without loading anything
 EPILOG = """[bold]Examples[/bold]
 
 tacg bench scan                              a step outside the model, compared with simpler implementations
@@ -84,7 +85,7 @@ def main(
     model: Model = DEFAULT_MODEL,
     verifier: Verifier = None,
     dtype: Dtype = "float32",
-    place: Device = "cpu",
+    device: Device = "cpu",
     setting: SettingOptions = None,
     kept: CacheMode = None,
     gigabytes: Annotated[float, typer.Option(help="load: size of the checkpoint.", min=0.01)] = 2.0,
@@ -111,17 +112,17 @@ def main(
     if kind not in KINDS:
         raise unknown("benchmark", kind, KINDS)
     _refuse_unused(
-        kind, {"--dtype": dtype != "float32", "--device": place != "cpu", "--verifier": verifier is not None},
+        kind, {"--dtype": dtype != "float32", "--device": device != "cpu" and kind not in PLACED, "--verifier": verifier is not None},
         {"--set": bool(setting), "--cache": kept is not None},
     )  # fmt: skip
     settings = parse_settings([], setting, kept)
 
     def loaded() -> LLM:
-        return load_model(model, dtype=dtype, device=place, verifier=verifier)
+        return load_model(model, dtype=dtype, device=device, verifier=verifier)
 
     out = ready_directory(out or Path(f"runs/bench-{kind}"))
     if kind == "scan":
-        rows = _collect(scan.measure(quick=quick), 6 if quick else 24, out)
+        rows = _collect(scan.measure(quick=quick, device=device), 6 if quick else 24, out)
         present(
             "A step outside the model",
             rows,
@@ -131,22 +132,22 @@ def main(
             as_json,
         )
     elif kind == "gate":
-        rows = _collect(gate.measure(quick=quick), 12 if quick else 15, out)
+        rows = _collect(gate.measure(quick=quick, device=device), 12 if quick else 15, out)
         present("commit_step in your own loop", rows, gate.tables(rows), {"growth.png": draw_growth}, out, as_json)
     elif kind == "memory":
         rows = _collect(memory.measure(quick=quick), 3, out)
         present("What the reference takes", rows, memory.tables(rows), {}, out, as_json)
     elif kind == "decode":
-        rows = _collect(_decodes(loaded(), settings, quick), 3 if quick else 9, out)
+        rows = _collect(_decodes(loaded(), settings, quick, device), 3 if quick else 9, out)
         present("Whole decodes", rows, decode.tables(rows), {"shares.png": draw_shares}, out, as_json)
     elif kind == "device":
-        from tacg.bench import device
+        from tacg.bench import device as simulated
 
-        rows = _collect(device.measure(quick=quick), 4 if quick else 17, out)
-        present("A step on a simulated device", rows, device.tables(rows), {}, out, as_json)
+        rows = _collect(simulated.measure(quick=quick), 4 if quick else 17, out)
+        present("A step on a simulated device", rows, simulated.tables(rows), {}, out, as_json)
     elif kind == "cache":
         lengths = _lengths(prompts)[: 2 if quick else None]
-        rows = _collect(cache.measure(lengths, gen_length, quick=quick), 5 * len(lengths), out)
+        rows = _collect(cache.measure(lengths, gen_length, quick=quick, device=device), 5 * len(lengths), out)
         present("What a cache saves", rows, cache.tables(rows), {"gain.png": draw_gain}, out, as_json)
     elif kind == "load":
         rows = _collect(load.measure(0.05 if quick else gigabytes), 2, out)
@@ -207,7 +208,7 @@ def _refuse_unused(kind: str, loading: dict[str, bool], decoding: dict[str, bool
         raise TacgError(f"`tacg bench {kind}` has no use for {', '.join(unused)}: leave it out.")
 
 
-def _decodes(llm: LLM, settings: dict[str, Any], quick: bool) -> Iterator[ResultRow]:
+def _decodes(llm: LLM, settings: dict[str, Any], quick: bool, device: str) -> Iterator[ResultRow]:
     """The built-in model by batch size and against the plain loop; a larger random one against its products."""
     from tacg.bench import decode
     from tacg.engine.request import Decode
@@ -219,7 +220,7 @@ def _decodes(llm: LLM, settings: dict[str, Any], quick: bool) -> Iterator[Result
     yield from decode.measure(llm.model, prompts, model, (2,) if quick else decode.BATCHES, lengths)
     yield decode.against_plain(llm.model, prompts[0], model, lengths)
     for batch in (2,) if quick else decode.LIMITS:
-        yield decode.near_the_limit(batch, quick=quick)
+        yield decode.near_the_limit(batch, quick=quick, device=device)
 
 
 def _collect(made: Iterable[ResultRow], total: int, out: Path) -> list[ResultRow]:

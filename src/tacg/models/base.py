@@ -63,7 +63,7 @@ class AttentionMap:
     def add(self, weights: Tensor) -> None:
         """Attention of one layer: probabilities float [heads, W, W], queries by keys, over all that a query sees."""
         mine = weights.mean(dim=0)
-        self.total = mine if self.total is None else self.total + mine
+        self.total = mine if self.total is None else self.total + mine.to(self.total.device)
         self.layers += 1
 
     def mean(self) -> Tensor:

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from tacg.models.fields import Fields
-from tacg.models.layers import FeedForward, Network, QwenLayer, RmsNorm, denoise
-from tacg.models.products import Linear, SideBySide, plus_product
+from tacg.models.layers import FeedForward, Network, QwenLayer, RmsNorm, denoise, prepared
+from tacg.models.products import Linear, SideBySide
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tacg.models.base import Span
-    from tacg.models.rows import PackedRows
+    from tacg.models.layers import Heads
+    from tacg.models.rows import Turns
 
 SUPPORTED = {"hidden_act": "silu", "rope_scaling": None, "use_sliding_window": False, "tie_word_embeddings": False}
 
@@ -72,11 +73,10 @@ class DreamAttention(SideBySide):
         self.v_proj = Linear(config.width, narrow)
         self.o_proj = Linear(config.width, config.width, bias=False)
 
-    def forward(self, layer: int, onto: Tensor, x: Tensor, rows: PackedRows) -> Tensor:
-        """[N, D] -> [N, D]: `onto` plus what comes of x."""
+    def forward(self, x: Tensor, turns: Turns) -> Heads:
+        """[N, D] -> what attends."""
         heads = self.products(x, "q_proj", "k_proj", "v_proj")
-        mixed = rows.mix(layer, [each.unflatten(-1, (-1, self.head_dim)) for each in heads], self.sizes)
-        return plus_product(onto, self.o_proj, mixed)
+        return prepared(heads, self.sizes, self.head_dim, turns)
 
 
 class Dream(Network):

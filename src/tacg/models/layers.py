@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +10,15 @@ from torch.nn import functional as F
 
 from tacg.models.base import Span
 from tacg.models.products import Linear, SideBySide, gated, linear, plus_product
-from tacg.models.rows import packed_rows
+from tacg.models.rows import packed_rows, turn_into, turned
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tacg.models.base import ModelSpec
-    from tacg.models.rows import PackedRows
+    from tacg.models.dream import DreamAttention
+    from tacg.models.qwen3 import Qwen3Attention
+    from tacg.models.rows import PackedRows, Turns
 
 # Below this many rows the matrix library takes another code path, with other rounding.
 STEADY_ROWS = 16
@@ -73,10 +75,8 @@ class Network(nn.Module):
 
 def steady_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """[P, D] -> [P, V]. Few rows are filled up, so that rounding does not depend on their number."""
-    missing = max(0, STEADY_ROWS - len(x))
-    if x.device.type != "cpu":
-        return linear(x, weight, bias)
-    return linear(F.pad(x, (0, 0, 0, missing)), weight, bias)[: len(x)]
+    missing = max(0, STEADY_ROWS - len(x)) if x.device.type == "cpu" else 0
+    return linear(F.pad(x, (0, 0, 0, missing)) if missing else x, weight, bias)[: len(x)]
 
 
 def steady_rows(tokens: Tensor, spans: Sequence[Span]) -> tuple[Tensor, Sequence[Span]]:
@@ -88,7 +88,7 @@ def steady_rows(tokens: Tensor, spans: Sequence[Span]) -> tuple[Tensor, Sequence
 
 
 def denoise(
-    tokens: Tensor, spans: Sequence[Span], select: Tensor, *, embed: nn.Module, layers: nn.Module, norm: nn.Module,
+    tokens: Tensor, spans: Sequence[Span], select: Tensor, *, embed: nn.Embedding, layers: Any, norm: nn.Module,
     rotary: int, theta: float, wide: bool = False, block: int | None = None, shift: int = 0,
 ) -> Tensor:  # fmt: skip
     """The way of every decoder-like family: embed, pass the layers, norm: hidden states [P, D] at `select`.
@@ -96,30 +96,96 @@ def denoise(
     With a `shift` of 1 they are read one position before; a row's first position reads its own.
     """
     tokens, spans = steady_rows(tokens, spans)
-    depth = sum(1 for _ in layers.children())
-    x = embed(tokens)
-    rows = packed_rows(
-        spans, rotary, theta, device=x.device, dtype=x.dtype, wide=wide, block=block, window=None, layers=depth
-    )
-    for number, layer in enumerate(layers.children()):
+    x, rows = embed(tokens.to(embed.weight.device)), None
+    kind = {"wide": wide, "block": block, "window": None, "layers": len(layers)}
+    for number, layer in enumerate(layers):
+        place = next(layer.parameters()).device  # layers may be on several, those on one in a row
+        if rows is None or rows.device != place:
+            x, rows = x.to(place), packed_rows(spans, rotary, theta, device=place, dtype=x.dtype, **kind)
         x = layer(number, x, rows)
-    made: Tensor = norm(x[select - rows.has_before[select] if shift else select])
+    at = select if not shift or rows is None else select - rows.has_before.to(select.device)[select]
+    made: Tensor = norm(x.to(select.device)[at])
     return made
 
 
-class QwenLayer(nn.Module):
-    """Attention and feed-forward, each behind a norm, under Qwen's names."""
+class Heads(NamedTuple):
+    """Queries [N, H, D], keys and values [N, KV, D], ready for attention; `pair` [N, 2 * KV, D] if both are in one."""
 
-    def __init__(self, width: int, eps: float, attention: nn.Module, feed_forward: nn.Module) -> None:
-        super().__init__()
-        self.input_layernorm = RmsNorm(width, eps)
-        self.self_attn = attention
-        self.post_attention_layernorm = RmsNorm(width, eps)
-        self.mlp = feed_forward
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    pair: Tensor | None
+
+
+class Norms(NamedTuple):
+    """Norms of queries and of keys; on a GPU also the scales of all heads of both, [H + KV, D]."""
+
+    queries: RmsNorm
+    keys: RmsNorm
+    scale: Tensor | None
+
+
+def prepared(parts: list[Tensor], sizes: list[int], dim: int, turns: Turns, norms: Norms | None = None) -> Heads:
+    """Heads of products [N, heads * dim], which are apart, or in one tensor that may be written to."""
+    parts = [part.view(len(part), -1, dim) for part in parts]
+    if len(parts) == 1 and turns.partner is not None:
+        return _prepared_in_place(parts[0], sizes, turns, norms)
+    q, k, v = parts if len(parts) == 3 else torch.split(parts[0], sizes, dim=1)
+    if norms is not None:
+        q, k = norms.queries(q), norms.keys(k)
+    return Heads(turned(q, turns), turned(k, turns), v, None)
+
+
+def _prepared_in_place(every: Tensor, sizes: list[int], turns: Turns, norms: Norms | None) -> Heads:
+    """On a GPU, where all heads are in one tensor."""
+    x = out = every[:, : sizes[0] + sizes[1]]
+    if norms is not None and norms.scale is not None:
+        # Of values, too, and thrown away: a part of a tensor would be copied first.
+        x = F.rms_norm(every, every.shape[-1:], eps=norms.queries.eps)[:, : out.shape[1]] * norms.scale
+    turn_into(x, out, turns)
+    q, k, v = torch.split(every, sizes, dim=1)
+    return Heads(q, k, v, every[:, sizes[0] :])
+
+
+class LayerSteps(SideBySide):
+    """A layer in two steps, before and after attention. Only attention knows rows, so each step compiles in one piece.
+
+    head_dim  dimensions of a head
+    """
+
+    head_dim: int
+
+    def before(self, x: Tensor, turns: Turns) -> Heads:
+        """[N, D] -> what attends."""
+        raise NotImplementedError
+
+    def after(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """[N, D] and what attention made of it, [N, H * D] -> [N, D]."""
+        raise NotImplementedError
 
     def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
         """[N, D] -> [N, D]."""
-        x = self.self_attn(layer, x, self.input_layernorm(x), rows)
+        return self.after(x, rows.attend(layer, *self.before(x, rows.turns(self.head_dim))))
+
+
+class QwenLayer(LayerSteps):
+    """Attention and feed-forward, each behind a norm, under Qwen's names."""
+
+    def __init__(self, width: int, eps: float, attention: DreamAttention | Qwen3Attention, feed_forward: Any) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(width, eps)
+        self.self_attn, self.head_dim = attention, attention.head_dim
+        self.post_attention_layernorm = RmsNorm(width, eps)
+        self.mlp = feed_forward
+
+    def before(self, x: Tensor, turns: Turns) -> Heads:
+        """[N, D] -> what attends."""
+        heads: Heads = self.self_attn(self.input_layernorm(x), turns)
+        return heads
+
+    def after(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """[N, D] -> [N, D]."""
+        x = plus_product(x, self.self_attn.o_proj, mixed)
         fed: Tensor = self.mlp(x, self.post_attention_layernorm(x))
         return fed
 
@@ -135,10 +201,9 @@ class HeadNorms(SideBySide):
     head_dim: int
     scale: Tensor | None = None
 
-    def head_norms(self) -> tuple[RmsNorm, RmsNorm, Tensor | None]:
-        """Of queries and of keys; on a GPU also the scales of all heads of both, [H + KV, D]."""
-        queries, keys = (self.get_submodule(name) for name in self.norms)
-        return queries, keys, self.scale  # type: ignore[return-value]
+    def head_norms(self) -> Norms:
+        """The norms, ready for `prepared`."""
+        return Norms(getattr(self, self.norms[0]), getattr(self, self.norms[1]), self.scale)
 
     def settle(self) -> None:
         """Repeat the scales for every head."""
@@ -167,83 +232,3 @@ class FeedForward(SideBySide):
     def inner(self, x: Tensor) -> Tensor:
         """[N, D] -> [N, I]."""
         return gated(self.products(x, "gate_proj", "up_proj"))
-
-
-class Experts(SideBySide):
-    """E feed-forwards with their weights stacked: gate_proj and up_proj [E, I, D], down_proj [E, D, I]."""
-
-    together = (("gate_proj", "up_proj"),)
-    numbers: Tensor | None = None
-
-    def __init__(self, count: int, width: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Parameter(torch.empty(count, inner, width))
-        self.up_proj = nn.Parameter(torch.empty(count, inner, width))
-        self.down_proj = nn.Parameter(torch.empty(count, width, inner))
-
-    def forward(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
-        """x [N, D], experts chosen int64 [N, K] with their weights float32 [N, K] -> [N, D], summed in float32.
-
-        Tokens are sorted by expert, and all experts compute in one call. A device is asked nothing, and its sum is left
-        in float32: see `plus`.
-        """
-        if not self._aligned():
-            return self.one_by_one(x, chosen, weight)
-        experts, order = chosen.flatten().sort(stable=True)
-        ends = torch.searchsorted(experts, self._numbers(x.device), right=True, out_int32=True)
-        here = x[order // chosen.shape[1]]
-        if x.device.type != "cpu":
-            made = torch.empty_like(here).index_copy_(0, order, self._grouped(here, ends))
-            return torch.bmm(weight[:, None], made.view(*chosen.shape, -1).float()).squeeze(1)
-        place, ends = _filled_up(experts, ends)
-        made = self._grouped(here.new_zeros(int(ends[-1]), x.shape[1]).index_copy_(0, place, here), ends)[place]
-        mixed = torch.zeros(x.shape, dtype=torch.float32)
-        return mixed.index_add_(0, order // chosen.shape[1], made * weight.flatten()[order, None]).to(x.dtype)
-
-    def _numbers(self, device: torch.device) -> Tensor:
-        """int64 [E]: the numbers of the experts."""
-        if self.numbers is None or self.numbers.device != device:
-            self.numbers = torch.arange(len(self.gate_proj), device=device)
-        return self.numbers
-
-    def _aligned(self) -> bool:
-        """Whether PyTorch has a product of all groups at once (from 2.10 on), and for these sizes."""
-        sizes = self.down_proj.shape[1:]
-        return hasattr(F, "grouped_mm") and not any(size * self.down_proj.element_size() % 16 for size in sizes)
-
-    def _grouped(self, x: Tensor, ends: Tensor) -> Tensor:
-        """x [P, D], in groups that end before `ends` int32 [E] -> [P, D]."""
-        tables = [*self.joint.values()] or [self.gate_proj, self.up_proj]
-        inner = gated([F.grouped_mm(x, table.mT, offs=ends) for table in tables])
-        return F.grouped_mm(inner, self.down_proj.mT, offs=ends)
-
-    def one_by_one(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
-        """As `forward`, one expert after another: what it is measured against, and how it goes without the product.
-
-        Few tokens of an expert are filled up, so that rounding does not depend on their number.
-        """
-        order = chosen.flatten().argsort(stable=True)
-        token = order // chosen.shape[1]
-        counts = torch.bincount(chosen.flatten(), minlength=len(self.gate_proj)).tolist()
-        mixed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-        start = 0
-        for expert, count in enumerate(counts):
-            if count:
-                mine, slots = token[start : start + count], order[start : start + count]
-                here = F.pad(x[mine], (0, 0, 0, max(0, STEADY_ROWS - count)))
-                inner = F.silu(linear(here, self.gate_proj[expert])) * linear(here, self.up_proj[expert])
-                made = linear(inner, self.down_proj[expert])[:count].float()
-                mixed.index_add_(0, mine, made * weight.flatten()[slots, None])
-                start += count
-        return mixed.to(x.dtype)
-
-
-def _filled_up(groups: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Groups with fewer than `STEADY_ROWS` members filled up: where each member goes, int64 [P], and where they end.
-
-    groups  int64 [P], of each member, ascending; group g ends before `ends` int32 [E]
-    """
-    counts = ends.diff(prepend=ends.new_zeros(1))
-    missing = (STEADY_ROWS - counts).clamp(min=0) * (counts > 0)
-    shift = missing.cumsum(0, dtype=torch.int32)
-    return torch.arange(len(groups)) + (shift - missing)[groups], ends + shift

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from tacg.models.fields import Fields
-from tacg.models.layers import Network, RmsNorm, denoise
-from tacg.models.products import Linear, SideBySide, gated, plus_product
+from tacg.models.layers import LayerSteps, Network, RmsNorm, denoise, prepared
+from tacg.models.products import Linear, gated, plus_product
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tacg.models.base import Span
-    from tacg.models.rows import PackedRows
+    from tacg.models.layers import Heads
+    from tacg.models.rows import Turns
 
 # Switches of the official config that change the network, with the only value that this file implements.
 SUPPORTED = {
@@ -75,7 +76,7 @@ class LladaConfig:
         )
 
 
-class LladaLayer(SideBySide):
+class LladaLayer(LayerSteps):
     """Attention and a gated feed-forward, each behind a norm. `ff_proj` is the gate, as in the checkpoint."""
 
     together = (("q_proj.weight", "k_proj.weight", "v_proj.weight"), ("ff_proj.weight", "up_proj.weight"))
@@ -96,10 +97,13 @@ class LladaLayer(SideBySide):
         self.up_proj = Linear(width, inner, bias=False)
         self.ff_out = Linear(inner, width, bias=False)
 
-    def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
-        """[N, D] -> [N, D]."""
+    def before(self, x: Tensor, turns: Turns) -> Heads:
+        """[N, D] -> what attends."""
         heads = self.products(self.attn_norm(x), "q_proj", "k_proj", "v_proj")
-        mixed = rows.mix(layer, [each.unflatten(-1, (-1, self.head_dim)) for each in heads], self.sizes)
+        return prepared(heads, self.sizes, self.head_dim, turns)
+
+    def after(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """[N, D] -> [N, D]."""
         x = plus_product(x, self.attn_out, mixed)
         return plus_product(x, self.ff_out, gated(self.products(self.ff_norm(x), "ff_proj", "up_proj")))
 

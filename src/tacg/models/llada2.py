@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from tacg.errors import TacgError
+from tacg.models.experts import Experts
 from tacg.models.fields import Fields
-from tacg.models.layers import Experts, FeedForward, HeadNorms, Network, RmsNorm, denoise
+from tacg.models.layers import FeedForward, HeadNorms, LayerSteps, Network, RmsNorm, denoise, prepared
 from tacg.models.products import Linear, plus, plus_product, wide_product
 from tacg.models.routing import route
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tacg.models.base import Span
-    from tacg.models.rows import PackedRows
+    from tacg.models.layers import Heads
+    from tacg.models.rows import Turns
 
 BLOCK = 32
 SUPPORTED = {
@@ -134,10 +136,9 @@ class Llada2Attention(HeadNorms):
         self.key_layernorm = RmsNorm(config.head_dim, config.norm_eps)
         self.dense = Linear(config.heads * config.head_dim, config.width, bias=False)
 
-    def forward(self, layer: int, onto: Tensor, x: Tensor, rows: PackedRows) -> Tensor:
-        """[N, D] -> [N, D]: `onto` plus what comes of x."""
-        heads = self.query_key_value(x).view(len(x), -1, self.head_dim)
-        return plus_product(onto, self.dense, rows.mix(layer, [heads], self.sizes, self.head_norms()))
+    def forward(self, x: Tensor, turns: Turns) -> Heads:
+        """[N, D] -> what attends."""
+        return prepared([self.query_key_value(x)], self.sizes, self.head_dim, turns, self.head_norms())
 
 
 class Router(nn.Module):
@@ -174,25 +175,30 @@ class Llada2Mixture(nn.Module):
         mixed: Tensor = self.experts(x, *self.gate(x))
         if not hasattr(self, "shared_experts"):
             return plus(onto, mixed)
-        if x.device.type == "cpu":
-            return onto + self.shared_experts(mixed, x)
-        return plus(self.shared_experts(onto, x), mixed)
+        alone = x.device.type == "cpu"  # where both are added up before they go on top
+        shared: Tensor = self.shared_experts(mixed if alone else onto, x)
+        return onto + shared if alone else plus(shared, mixed)
 
 
-class Layer(nn.Module):
+class Layer(LayerSteps):
     """Attention and feed-forward or experts, each behind a norm."""
 
     def __init__(self, config: Llada2Config, number: int) -> None:
         super().__init__()
         self.input_layernorm = RmsNorm(config.width, config.norm_eps)
-        self.attention = Llada2Attention(config)
+        self.attention, self.head_dim = Llada2Attention(config), config.head_dim
         self.post_attention_layernorm = RmsNorm(config.width, config.norm_eps)
         dense = number < config.dense_layers
         self.mlp = FeedForward(config.width, config.inner) if dense else Llada2Mixture(config)
 
-    def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
+    def before(self, x: Tensor, turns: Turns) -> Heads:
+        """[N, D] -> what attends."""
+        heads: Heads = self.attention(self.input_layernorm(x), turns)
+        return heads
+
+    def after(self, x: Tensor, mixed: Tensor) -> Tensor:
         """[N, D] -> [N, D]."""
-        x = self.attention(layer, x, self.input_layernorm(x), rows)
+        x = plus_product(x, self.attention.dense, mixed)
         fed: Tensor = self.mlp(x, self.post_attention_layernorm(x))
         return fed
 

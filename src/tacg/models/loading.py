@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,7 @@ from tacg.models.bert import Bert, BertConfig, MaskedLM
 from tacg.models.dream import Dream, DreamConfig
 from tacg.models.fields import short
 from tacg.models.judges import JUDGES, judge_checkpoint
+from tacg.models.layers import LayerSteps
 from tacg.models.llada import Llada, LladaConfig
 from tacg.models.llada2 import Llada2, Llada2Config
 from tacg.models.modernbert import ModernBert, ModernBertConfig
@@ -64,6 +67,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 MASK_TOKENS = ("<|mdm_mask|>", "<|mask|>", "<|MASK|>", "|<MASK>|", "[MASK]", "<mask>")
 MASK_IDS = {"a2d-qwen3": 151669, "sdar": 151669, "sdar_moe": 151669, "rnd1": 151669, FAST_DLLM: 151665}
 EDITING = ("delete_token_id", "split_token_id")  # LLaDA2.2's, for edits that are not made here: never to be written
+LAYER = re.compile(r"\.(?:layers|blocks)\.(\d+)\.")
+OUTPUT_TABLES = ("lm_head.weight", "model.transformer.ff_out.weight")
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|role_end|>")
 
 
@@ -72,7 +77,7 @@ def load_checkpoint(
     revision: str | None = None, offline: bool = False, tell: Tell | None = None,
 ) -> tuple[AnyNetwork, Tokenizer]:  # fmt: skip
     """The model, in evaluation mode on its device, and its tokenizer."""
-    kind, place = _dtype(dtype), _device(device)
+    kind, places = _dtype(dtype), _devices(device)
     directory = locate(source, revision=revision, offline=offline)
     config = _with_block(read_json(directory / "config.json"), source, directory)
     family = config.get("model_type")
@@ -83,7 +88,7 @@ def load_checkpoint(
         )
     with torch.device("meta"):
         model = FAMILIES[family](config)
-    _fill(model, directory, kind or _own_dtype(directory, place), place, tell)
+    _fill(model, directory, kind or _own_dtype(directory, places[0]), Placement.of(model, places), tell)
     tokenizer = Tokenizer(directory)
     if family == "llada" and "<|start_header_id|>" in (tokenizer.chat_template or ""):
         tokenizer.chat_template = LLADA_TEMPLATE  # the shipped one is reported to add the assistant's header always
@@ -119,6 +124,42 @@ def _own_dtype(directory: Path, device: torch.device) -> torch.dtype:
     most = max(bytes_of, key=lambda kind: bytes_of[kind], default="F32")
     own = {"BF16": torch.bfloat16, "F16": torch.float16}.get(most, torch.float32)
     return own if is_good_at(device, own) else torch.float32
+
+
+def _devices(names: object) -> list[torch.device]:
+    """One device, or several with commas between: layers are then split over them."""
+    found = [_device(name.strip()) for name in names.split(",")] if isinstance(names, str) else [_device(names)]
+    if len({place.type for place in found}) > 1 or len({*found}) < len(found):
+        raise TacgError(f"`device` must name devices of one kind, each once, got {names!r}.")
+    return found
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where tensors go: layers in equal parts to each device in turn, the table of tokens to the first, the rest last.
+
+    A table that is read and written with is in one place, the last.
+    """
+
+    devices: list[torch.device]
+    layers: int
+    tied: bool
+
+    @classmethod
+    def of(cls, model: AnyNetwork, devices: list[torch.device]) -> Placement:
+        """For this model."""
+        layers = sum(isinstance(module, LayerSteps) for module in model.modules())  # masked language models have none
+        if len(devices) > max(1, layers):
+            raise TacgError(f"{layers} layers cannot be split over {len(devices)} devices.")
+        return cls(devices, layers, tied=not any(name in model.state_dict() for name in OUTPUT_TABLES))
+
+    def __call__(self, name: str) -> torch.device:
+        """Of the tensor, or module, of this name."""
+        layer = LAYER.search(name)
+        if layer is not None and self.layers:
+            return self.devices[int(layer[1]) * len(self.devices) // self.layers]
+        first = not self.tied and any(word in name for word in ("wte", "embed_tokens", "word_embeddings"))
+        return self.devices[0 if first else -1]
 
 
 def _device(name: object) -> torch.device:
@@ -178,7 +219,7 @@ def _download(hub_id: str, revision: str | None, offline: bool) -> Path:
         ) from error
 
 
-def _fill(model: AnyNetwork, directory: Path, dtype: torch.dtype, device: torch.device, tell: Tell | None) -> None:
+def _fill(model: AnyNetwork, directory: Path, dtype: torch.dtype, placed: Placement, tell: Tell | None) -> None:
     """Put the checkpoint's tensors into a model that was built without storage.
 
     First all names, shapes and types are compared with config.json; then each tensor is placed as soon as it is read,
@@ -188,7 +229,7 @@ def _fill(model: AnyNetwork, directory: Path, dtype: torch.dtype, device: torch.
     wanted = model.state_dict()
     places = _places(model, directory)
     total, done = sum(size for _, _, size in places.values()), 0
-    found = _common_tables(model, dtype, device)
+    found = _common_tables(model, dtype, placed)
     for file in _files(directory):
         with _opened(file) as shard:
             for name in shard.keys():  # noqa: SIM118 (not a mapping)
@@ -196,7 +237,7 @@ def _fill(model: AnyNetwork, directory: Path, dtype: torch.dtype, device: torch.
                     continue
                 target, expert, size = places[name]
                 kind = torch.float32 if target.endswith("expert_bias") else dtype
-                source = shard.get_tensor(name)
+                source, device = shard.get_tensor(name), placed(target)
                 if expert is None and target not in found:
                     found[target] = source.to(device=device, dtype=kind)
                 else:
@@ -215,15 +256,15 @@ def _fill(model: AnyNetwork, directory: Path, dtype: torch.dtype, device: torch.
             module.settle()
 
 
-def _common_tables(model: AnyNetwork, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+def _common_tables(model: AnyNetwork, dtype: torch.dtype, placed: Placement) -> dict[str, Tensor]:
     """On a GPU: where the tensors go whose tables lie side by side, by name."""
-    if device.type != "cuda":
+    if placed.devices[0].type != "cuda":
         return {}
     modules = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, SideBySide)]
     return {
         f"{prefix}.{name}": place
         for prefix, module in modules
-        for name, place in module.make_room(dtype, device).items()
+        for name, place in module.make_room(dtype, placed(f"{prefix}.")).items()
     }
 
 

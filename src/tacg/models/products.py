@@ -62,10 +62,9 @@ class Linear(nn.Linear):
 
 
 def plus_product(onto: Tensor, product: Linear, x: Tensor) -> Tensor:
-    """`onto` [N, D] plus the product of x [N, I]. On a GPU that is one kernel, which writes into `onto`."""
-    if x.device.type != "cuda" or product.bias is not None:
-        return onto + product(x)
-    return onto.addmm_(x, product.weight.t())
+    """`onto` [N, D] plus the product of x [N, I], which has no bias. On a GPU one kernel, which writes into `onto`."""
+    fused = x.device.type == "cuda" and type(product) is Linear
+    return onto.addmm_(x, product.weight.t()) if fused else torch.add(onto, product(x))
 
 
 def plus(onto: Tensor, x: Tensor) -> Tensor:
@@ -110,7 +109,7 @@ class SideBySide(nn.Module):
             sizes = [shape[dim] for shape in shapes]
             table = torch.empty([*shapes[0][:dim], sum(sizes), *shapes[0][dim + 1 :]], dtype=dtype, device=device)
             self.joint[names[0]] = table
-            slices |= zip(names, table.split(sizes, dim=dim), strict=True)
+            slices |= zip(names, torch.split(table, sizes, dim=dim), strict=True)
         return slices
 
     def settle(self) -> None:
@@ -118,7 +117,7 @@ class SideBySide(nn.Module):
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
         """`to`, `half` and their like move parameter by parameter. On a GPU they are put together again."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.joint = {}
         first = next(self.parameters())
         if first.device.type == "cuda":

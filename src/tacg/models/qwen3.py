@@ -14,16 +14,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacg.errors import TacgError
+from tacg.models.experts import Experts
 from tacg.models.fields import Fields, short
-from tacg.models.layers import Experts, FeedForward, HeadNorms, Network, QwenLayer, RmsNorm, denoise
+from tacg.models.layers import FeedForward, HeadNorms, Network, QwenLayer, RmsNorm, denoise, prepared
 from tacg.models.llada2 import expert_place
-from tacg.models.products import Linear, plus, plus_product
+from tacg.models.products import Linear, plus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tacg.models.base import Span
-    from tacg.models.rows import PackedRows
+    from tacg.models.layers import Heads
+    from tacg.models.rows import Turns
 
 SUPPORTED = {"hidden_act": "silu", "rope_scaling": None, "attention_bias": False, "use_sliding_window": False}
 LLADA_MOE = SUPPORTED | {
@@ -145,10 +147,10 @@ class Qwen3Attention(HeadNorms):
         self.q_norm = RmsNorm(config.head_dim, config.norm_eps)
         self.k_norm = RmsNorm(config.head_dim, config.norm_eps)
 
-    def forward(self, layer: int, onto: Tensor, x: Tensor, rows: PackedRows) -> Tensor:
-        """[N, D] -> [N, D]: `onto` plus what comes of x."""
-        heads = [each.unflatten(-1, (-1, self.head_dim)) for each in self.products(x, "q_proj", "k_proj", "v_proj")]
-        return plus_product(onto, self.o_proj, rows.mix(layer, heads, self.sizes, self.head_norms()))
+    def forward(self, x: Tensor, turns: Turns) -> Heads:
+        """[N, D] -> what attends."""
+        heads = self.products(x, "q_proj", "k_proj", "v_proj")
+        return prepared(heads, self.sizes, self.head_dim, turns, self.head_norms())
 
 
 class Qwen3Mixture(nn.Module):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,36 @@ from tacg.models.products import attention
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tacg.models.layers import RmsNorm
+
+class Turns(NamedTuple):
+    """How tokens turn with their position: cosine and sine [N, 1, D], and on a GPU the partner of each dimension [D].
+
+    With partners, D is the size of a head, and the sine of a first half is negative.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    partner: Tensor | None
+
+
+def turned(x: Tensor, turns: Turns) -> Tensor:
+    """Rotary embedding of x [N, H, D]; dimensions beyond the rotary ones pass through."""
+    size, kind = turns.cos.shape[-1], turns.cos.dtype
+    turning, rest = x[..., :size].to(kind), x[..., size:]
+    left, right = turning.chunk(2, dim=-1)
+    made = (turning * turns.cos + torch.cat([-right, left], dim=-1) * turns.sin).to(x.dtype)
+    return torch.cat([made, rest], dim=-1) if rest.shape[-1] else made
+
+
+def turn_into(x: Tensor, out: Tensor, turns: Turns) -> None:
+    """The same with partners, all heads at once. `out` may be x."""
+    if turns.partner is None:
+        raise ValueError("without partners")
+    parts = x * turns.cos, x.index_select(-1, turns.partner), turns.sin
+    if torch.compiler.is_compiling():  # which cannot write into a part of a tensor, and needs no help
+        out.copy_(torch.addcmul(*parts))
+    else:
+        torch.addcmul(*parts, out=out)
 
 
 def packed_rows(spans: Sequence[Span], *words: Any, device: torch.device, **named: Any) -> PackedRows:
@@ -59,8 +88,8 @@ class PackedRows:
         self.position, self.has_before = self._lay_out(dtype, position, inside.clamp(max=1))
         frequency = 1.0 / theta ** (torch.arange(0, rotary, 2, device=device).float() / rotary)
         angle = (self.position.float()[:, None] * frequency).repeat(1, 2)[:, None, :]
-        self.turning = torch.float32 if wide else dtype
-        self.cos, self.sin = angle.cos().to(self.turning), angle.sin().to(self.turning)
+        kind = torch.float32 if wide else dtype
+        self.cos, self.sin = angle.cos().to(kind), angle.sin().to(kind)
 
     def _lay_out(self, dtype: torch.dtype, *tables: Tensor) -> Sequence[Tensor]:
         """Prepare for attention; returns the tables on the device."""
@@ -76,35 +105,15 @@ class PackedRows:
 
     def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary embedding of q [N, H, D] and k [N, KV, D]; dimensions beyond the rotary ones pass through."""
-        return self._turned(q), self._turned(k)
+        turns = self.turns(q.shape[-1])
+        return turned(q, turns), turned(k, turns)
 
-    def _turned(self, x: Tensor) -> Tensor:
-        size = self.cos.shape[-1]
-        turned, rest = x[..., :size].to(self.turning), x[..., size:]
-        left, right = turned.chunk(2, dim=-1)
-        turned = (turned * self.cos + torch.cat([-right, left], dim=-1) * self.sin).to(x.dtype)
-        return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
-
-    def mix(
-        self, layer: int, heads: list[Tensor], sizes: list[int],
-        norms: tuple[RmsNorm, RmsNorm, Tensor | None] | None = None,
-    ) -> Tensor:  # fmt: skip
-        """Norm, rotate and attend: [N, H * D].
-
-        heads  queries, keys and values, [N, heads, D] each; or all in one tensor, which may be written to
-        sizes  how many heads each of them has
-        norms  see `HeadNorms`
-        """
-        q, k, v = heads if len(heads) == 3 else heads[0].split(sizes, dim=1)
-        if norms is not None:
-            q, k = norms[0](q), norms[1](k)
-        return self.attend(layer, *self.rotate(q, k), v)
+    def turns(self, size: int) -> Turns:
+        """For heads of `size` dimensions."""
+        return Turns(self.cos, self.sin, None)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, pair: Tensor | None = None) -> Tensor:
-        """Attention within each row. q [N, H, D], k and v [N, KV, D], already rotated -> [N, H * D].
-
-        pair  keys and values in one tensor [N, 2 * KV, D], if they are
-        """
+        """Attention within each row: q, k, v, already rotated, and `pair`, all as in `Heads` -> [N, H * D]."""
         mixed = self._mixed(layer, q, k, v, pair)
         if any(span.attention is not None for span in self.spans):
             self._show(layer, q, k)
@@ -147,7 +156,7 @@ class PackedRows:
 class DeviceRows(PackedRows):
     """Rows that attend all at once: where their tokens and keys lie is worked out on the host, for one upload."""
 
-    turns: tuple[Tensor, Tensor, Tensor] | None = None
+    known: Turns | None = None
 
     def _lay_out(self, dtype: torch.dtype, *tables: Tensor) -> Sequence[Tensor]:
         lanes, offset = dict[Any, Lane](), 0
@@ -171,39 +180,21 @@ class DeviceRows(PackedRows):
         if self.device.type != "cuda":
             return super().rotate(q, k)
         x = torch.cat([q, k], dim=1)
-        self._turn(x, x)
+        turn_into(x, x, self.turns(x.shape[-1]))
         return x[:, : q.shape[1]], x[:, q.shape[1] :]
 
-    def mix(
-        self, layer: int, heads: list[Tensor], sizes: list[int],
-        norms: tuple[RmsNorm, RmsNorm, Tensor | None] | None = None,
-    ) -> Tensor:  # fmt: skip
-        """In one tensor from the product to the store, where they are in one."""
-        if len(heads) > 1 or self.device.type != "cuda":
-            return super().mix(layer, heads, sizes, norms)
-        (every,) = heads
-        turned = x = every[:, : sizes[0] + sizes[1]]
-        if norms is not None:
-            # Values, too: their norm is thrown away, but a part of a tensor would be copied first.
-            x = F.rms_norm(every, every.shape[-1:], eps=norms[0].eps)[:, : x.shape[1]] * norms[2]
-        self._turn(x, turned)
-        return self.attend(layer, *every.split(sizes, dim=1), pair=every[:, sizes[0] :])
-
-    def _turn(self, x: Tensor, out: Tensor) -> None:
-        """Rotate x [N, H, D] into `out`, which may be x."""
-        partner, cos, sin = self._turns(x.shape[-1])
-        torch.addcmul(x * cos, x.index_select(-1, partner), sin, out=out)
-
-    def _turns(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Of `size` dimensions the partner of each, int64 [D], and cosine and sine of each token, [N, 1, D]."""
-        if self.turns is None:
+    def turns(self, size: int) -> Turns:
+        """With a partner, and as wide as a head, where all heads turn at once."""
+        if self.device.type != "cuda":
+            return super().turns(size)
+        if self.known is None:
             half, turning = self.cos.shape[-1] // 2, self.cos.shape[-1]
             partner = torch.arange(size, device=self.device)
             partner[:turning] = partner[:turning].roll(half)
             sin = torch.cat([-self.sin[..., :half], self.sin[..., half:]], dim=-1)
             still = (0, size - turning)  # dimensions that do not turn: by 1 and 0
-            self.turns = partner, F.pad(self.cos, still, value=1.0), F.pad(sin, still)
-        return self.turns
+            self.known = Turns(F.pad(self.cos, still, value=1.0), F.pad(sin, still), partner)
+        return self.known
 
     def _mixed(self, layer: int, q: Tensor, k: Tensor, v: Tensor, pair: Tensor | None) -> Tensor:
         if len(self.lanes) == 1:

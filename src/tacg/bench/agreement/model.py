@@ -42,7 +42,7 @@ class SeenRow(PackedRows):
         self.mask, self.past, self.replace = mask, past, replace
         self.present: KeptKeys = []
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, pair: Tensor | None = None) -> Tensor:
         """q [N, H, D], k and v [N, KV, D], already rotated -> [N, H * D]."""
         keys, values = (x.transpose(0, 1)[None] for x in (k, v))
         if self.past is not None and self.replace is not None:

@@ -1,0 +1,89 @@
+"""Experts: many feed-forwards, of which each token passes a few."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tacg.models.layers import STEADY_ROWS
+from tacg.models.products import SideBySide, gated, linear
+
+
+class Experts(SideBySide):
+    """E feed-forwards with their weights stacked: gate_proj and up_proj [E, I, D], down_proj [E, D, I]."""
+
+    together = (("gate_proj", "up_proj"),)
+    numbers: Tensor
+
+    def __init__(self, count: int, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Parameter(torch.empty(count, inner, width))
+        self.up_proj = nn.Parameter(torch.empty(count, inner, width))
+        self.down_proj = nn.Parameter(torch.empty(count, width, inner))
+
+    def forward(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
+        """x [N, D], experts chosen int64 [N, K] with their weights float32 [N, K] -> [N, D], summed in float32.
+
+        Tokens are sorted by expert, and all experts compute in one call. A device is asked nothing, and its sum is left
+        in float32: see `plus`.
+        """
+        if not self._aligned():
+            return self.one_by_one(x, chosen, weight)
+        experts, order = chosen.flatten().sort(stable=True)
+        numbers = torch.arange(len(self.gate_proj)) if x.device.type == "cpu" else self.numbers
+        ends = torch.searchsorted(experts, numbers, right=True, out_int32=True)
+        here = x[order // chosen.shape[1]]
+        if x.device.type != "cpu":
+            made = torch.empty_like(here).index_copy_(0, order, self._grouped(here, ends))
+            return torch.bmm(weight[:, None], made.view(*chosen.shape, -1).float()).squeeze(1)
+        place, ends = _filled_up(experts, ends)
+        made = self._grouped(here.new_zeros(int(ends[-1]), x.shape[1]).index_copy_(0, place, here), ends)[place]
+        mixed = torch.zeros(x.shape, dtype=torch.float32)
+        return mixed.index_add_(0, order // chosen.shape[1], made * weight.flatten()[order, None]).to(x.dtype)
+
+    def settle(self) -> None:
+        """The numbers of the experts, int64 [E]."""
+        self.numbers = torch.arange(len(self.gate_proj), device=self.gate_proj.device)
+
+    def _aligned(self) -> bool:
+        """Whether PyTorch has a product of all groups at once (from 2.10 on), and for these sizes."""
+        sizes = self.down_proj.shape[1:]
+        return hasattr(F, "grouped_mm") and not any(size * self.down_proj.element_size() % 16 for size in sizes)
+
+    def _grouped(self, x: Tensor, ends: Tensor) -> Tensor:
+        """x [P, D], in groups that end before `ends` int32 [E] -> [P, D]."""
+        tables = [*self.joint.values()] or [self.gate_proj, self.up_proj]
+        inner = gated([F.grouped_mm(x, table.mT, offs=ends) for table in tables])
+        return F.grouped_mm(inner, self.down_proj.mT, offs=ends)
+
+    def one_by_one(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
+        """As `forward`, one expert after another: what it is measured against, and how it goes without the product.
+
+        Few tokens of an expert are filled up, so that rounding does not depend on their number.
+        """
+        order = chosen.flatten().argsort(stable=True)
+        token = order // chosen.shape[1]
+        counts = torch.bincount(chosen.flatten(), minlength=len(self.gate_proj)).tolist()
+        mixed = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+        start = 0
+        for expert, count in enumerate(counts):
+            if count:
+                mine, slots = token[start : start + count], order[start : start + count]
+                here = F.pad(x[mine], (0, 0, 0, max(0, STEADY_ROWS - count)))
+                inner = F.silu(linear(here, self.gate_proj[expert])) * linear(here, self.up_proj[expert])
+                made = linear(inner, self.down_proj[expert])[:count].float()
+                mixed.index_add_(0, mine, made * weight.flatten()[slots, None])
+                start += count
+        return mixed.to(x.dtype)
+
+
+def _filled_up(groups: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """Groups with fewer than `STEADY_ROWS` members filled up: where each member goes, int64 [P], and where they end.
+
+    groups  int64 [P], of each member, ascending; group g ends before `ends` int32 [E]
+    """
+    counts = ends.diff(prepend=ends.new_zeros(1))
+    missing = (STEADY_ROWS - counts).clamp(min=0) * (counts > 0)
+    shift = missing.cumsum(0, dtype=torch.int32)
+    return torch.arange(len(groups)) + (shift - missing)[groups], ends + shift
