@@ -111,8 +111,9 @@ def main(
 
     if kind not in KINDS:
         raise unknown("benchmark", kind, KINDS)
+    elsewhere = device != "cpu" and kind not in PLACED
     _refuse_unused(
-        kind, {"--dtype": dtype != "float32", "--device": device != "cpu" and kind not in PLACED, "--verifier": verifier is not None},
+        kind, {"--dtype": dtype != "float32", "--device": elsewhere, "--verifier": verifier is not None},
         {"--set": bool(setting), "--cache": kept is not None},
     )  # fmt: skip
     settings = parse_settings([], setting, kept)
