@@ -109,12 +109,12 @@ def _saved(rows: Sequence[ResultRow]) -> Table:
     for row in rows:
         if row["arm"] == answers.ARMS[1]:
             pair = row["constrained_minus_this"]
-            low, high = (f"{-bound:+.1f}" for bound in reversed(pair["steps_diff_ci"]))
+            saved, high, low = (0 - each for each in (pair["steps_diff"], *pair["steps_diff_ci"]))
             points = [f"{100 * each:+.1f}" for each in (pair["accuracy_diff"], *pair["accuracy_diff_ci"])]
             lines.append((
                 row["subject"], row["policy"], str(row["n"]), f"{row['steps']:.1f}",
-                f"{row['steps'] + pair['steps_diff']:.1f}", f"{-pair['steps_diff']:+.1f} ({low} to {high})",
-                _percent(-pair["steps_diff"] / row["steps"]), f"{points[0]} ({points[1]} to {points[2]})",
+                f"{row['steps'] - saved:.1f}", f"{saved:.1f} ({low:.1f} to {high:.1f})",
+                _percent(saved / row["steps"]), f"{points[0]} ({points[1]} to {points[2]})",
             ))  # fmt: skip
     return Table(
         "Steps that forced tokens save, paired by problem, with 95 % intervals",
