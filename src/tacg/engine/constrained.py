@@ -32,6 +32,21 @@ if TYPE_CHECKING:
 AT_ONCE = 1 << 19  # logits that a CPU masks at once: they stay in its cache
 
 
+class NextCanvas(NamedTuple):
+    """What a row's canvas is once something is written on it.
+
+    reach, allowed  its boards, as of `Held`
+    keep            bool  [P]  which of what was wanted could stand together
+    only, what      int64 [F]  positions that could only become one token then, and that token
+    """
+
+    reach: Reach
+    allowed: np.ndarray
+    keep: np.ndarray
+    only: np.ndarray
+    what: np.ndarray
+
+
 class Held:
     """A row that is held to a constraint: its boards, and what its positions may become.
 
@@ -50,7 +65,7 @@ class Held:
         self.allowed = np.zeros((len(tokens), automaton.table.shape[1]), dtype=bool)
         places = np.flatnonzero(self.holes if revises else self.reach.free)
         self.allowed[places] = self.reach.allowed(places)
-        self.branches: list[Written] = []
+        self.branches: list[NextCanvas] = []
 
     @property
     def ways(self) -> list[np.ndarray]:
@@ -89,7 +104,7 @@ class Held:
         self.reach, self.allowed, self.branches = made.reach, made.allowed, []
         return made.only
 
-    def _write(self, order: np.ndarray, tokens: np.ndarray, free: np.ndarray | None) -> Written:
+    def _write(self, order: np.ndarray, tokens: np.ndarray, free: np.ndarray | None) -> NextCanvas:
         """Write what can stand together of this, int64 [P] each, readiest first, and all that it forces."""
         reach, keep = self.reach.agreed(order, tokens, free)
         reach = reach.completed(self.reach)
@@ -102,22 +117,7 @@ class Held:
             # It follows from what is written, so masks keep their options. Written positions, if masked again, do not.
             again = np.flatnonzero(reach.changed(before) & self.holes & self.revises)
             allowed[again] = reach.allowed(again)
-        return Written(reach, allowed, keep, only, what)
-
-
-class Written(NamedTuple):
-    """A canvas on which something was written.
-
-    reach, allowed  its boards, as of `Held`
-    keep            bool  [P]  which of what was wanted could stand together
-    only, what      int64 [F]  positions that could only become one token then, and that token
-    """
-
-    reach: Reach
-    allowed: np.ndarray
-    keep: np.ndarray
-    only: np.ndarray
-    what: np.ndarray
+        return NextCanvas(reach, allowed, keep, only, what)
 
 
 class Constrained:
@@ -196,8 +196,8 @@ class Constrained:
         for held in self.rows.values():
             at = held.row.slot, slice(counts[held.row.slot]), slice(len(held.allowed))
             held.propose(commit[at], tokens[at], ranks[at[::2]])
-        up = [torch.from_numpy(each).to(self.device) for each in (commit, tokens)]
-        return replace(branches, commit=up[0], tokens=up[1])
+        commits, written = (torch.from_numpy(each).to(self.device) for each in (commit, tokens))
+        return replace(branches, commit=commits, tokens=written)
 
     def take(self, chosen: Tensor, written: Tensor) -> Tensor:
         """One branch of each row, int64 [S], was chosen and written, int64 [S, L] of `Reason`; why it was, in truth."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tacg.bench.constraint import answers, client, cost, trials
 from tacg.errors import unknown
-from tacg.records.tables import Table
+from tacg.records.tables import Table, interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,7 +92,7 @@ def _accuracy(rows: Sequence[ResultRow]) -> Table:
         tuple(
             (
                 row["subject"], row["policy"], str(row["n"]), row["arm"], _percent(row.get("valid")),
-                f"{_percent(row['accuracy'])} ({_percent(row['accuracy_ci'][0])} to {_percent(row['accuracy_ci'][1])})",
+                f"{_percent(row['accuracy'])} {interval(*(100 * each for each in row['accuracy_ci']), '.0f')}",
                 f"{row['steps']:.1f}", f"{row['forced']:.1f}", f"{row['cut']:.2f}",
             )
             for row in rows
@@ -110,11 +110,11 @@ def _saved(rows: Sequence[ResultRow]) -> Table:
         if row["arm"] == answers.ARMS[1]:
             pair = row["constrained_minus_this"]
             saved, high, low = (0 - each for each in (pair["steps_diff"], *pair["steps_diff_ci"]))
-            points = [f"{100 * each:+.1f}" for each in (pair["accuracy_diff"], *pair["accuracy_diff_ci"])]
+            points = [100 * each for each in (pair["accuracy_diff"], *pair["accuracy_diff_ci"])]
             lines.append((
                 row["subject"], row["policy"], str(row["n"]), f"{row['steps']:.1f}",
-                f"{row['steps'] - saved:.1f}", f"{saved:.1f} ({low:.1f} to {high:.1f})",
-                _percent(saved / row["steps"]), f"{points[0]} ({points[1]} to {points[2]})",
+                f"{row['steps'] - saved:.1f}", f"{saved:.1f} {interval(low, high, '.1f')}",
+                _percent(saved / row["steps"]), f"{points[0]:+.1f} {interval(*points[1:], '+.1f')}",
             ))  # fmt: skip
     return Table(
         "Steps that forced tokens save, paired by problem, with 95 % intervals",
