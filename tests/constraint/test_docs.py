@@ -7,7 +7,7 @@ import io
 import re
 
 from tacg.bench.constraint import tables
-from tacg.records.rows import read_rows
+from tacg.records.flat import read_rows
 from tests.cli.test_cli import ROOT
 
 PAGE = (ROOT / "docs/structured.md").read_text(encoding="utf-8")

@@ -92,7 +92,7 @@ def _accuracy(rows: Sequence[ResultRow]) -> Table:
         tuple(
             (
                 row["subject"], row["policy"], str(row["n"]), row["arm"], _percent(row.get("valid")),
-                f"{_percent(row['accuracy'])} {interval(*(100 * each for each in row['accuracy_ci']), '.0f')}",
+                f"{_percent(row['accuracy'])} {_points(row['accuracy_ci'], '.0f')}",
                 f"{row['steps']:.1f}", f"{row['forced']:.1f}", f"{row['cut']:.2f}",
             )
             for row in rows
@@ -104,17 +104,21 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.0f} %"
 
 
+def _points(bounds: Sequence[float], form: str) -> str:
+    return interval(100 * bounds[0], 100 * bounds[1], form)
+
+
 def _saved(rows: Sequence[ResultRow]) -> Table:
     lines = []
     for row in rows:
         if row["arm"] == answers.ARMS[1]:
             pair = row["constrained_minus_this"]
             saved, high, low = (0 - each for each in (pair["steps_diff"], *pair["steps_diff_ci"]))
-            points = [100 * each for each in (pair["accuracy_diff"], *pair["accuracy_diff_ci"])]
             lines.append((
                 row["subject"], row["policy"], str(row["n"]), f"{row['steps']:.1f}",
                 f"{row['steps'] - saved:.1f}", f"{saved:.1f} {interval(low, high, '.1f')}",
-                _percent(saved / row["steps"]), f"{points[0]:+.1f} {interval(*points[1:], '+.1f')}",
+                _percent(saved / row["steps"]),
+                f"{100 * pair['accuracy_diff']:+.1f} {_points(pair['accuracy_diff_ci'], '+.1f')}",
             ))  # fmt: skip
     return Table(
         "Steps that forced tokens save, paired by problem, with 95 % intervals",
