@@ -6,6 +6,7 @@ import itertools
 import re
 from typing import TYPE_CHECKING
 
+import hypothesis
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,9 +16,11 @@ import tacg
 from tacg.constraint.automaton import Automaton, lift
 from tacg.constraint.reach import Reach
 from tacg.constraint.regex import byte_automaton
+from tacg.engine.events import Finished, Step
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
 from tacg.policies import get_policy, policy_names
+from tests.revising import Reviser
 from tests.worlds import EOS, MASK, ReactiveDenoiser
 
 if TYPE_CHECKING:
@@ -129,11 +132,7 @@ def test_what_is_agreed_on_is_taken_in_order_of_readiness(pattern: str, length: 
 
 # -- through the engine ------------------------------------------------------------------------------------------------
 
-NAMES = [
-    name
-    for name in [*policy_names(), *(f"tacg+{each}" for each in policy_names() if not each.startswith("tacg"))]
-    if not get_policy(name).needs.branches
-]
+NAMES = [*policy_names(), *(f"tacg+{each}" for each in policy_names() if not each.startswith("tacg"))]
 VOCABULARY = [None, None, *(bytes([byte]) for byte in b'abc019-.{}": ,'), b"ab", b"10", b'{"', b'": ', None, b"x"]
 
 
@@ -180,7 +179,48 @@ def test_every_policy_answers_what_matches(name: str, data: st.DataObject) -> No
         assert 0 <= output.cut <= 1
         assert output.steps <= 2 * request.decode.gen_length
         assert MASK not in output.tokens
-        assert Engine(model, verifier=verifier).generate([request]) == [output]
+        *_, last = Engine(model, verifier=verifier).stream([request])
+        assert isinstance(last, Finished)
+        assert last.output == output, "alone, and watched"
+
+
+@pytest.mark.parametrize("edits", [False, True])
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 500), length=st.integers(6, 12), remasks=st.integers(1, 2))
+def test_what_is_masked_again_stays_within_the_constraint(seed: int, length: int, remasks: int, edits: bool) -> None:
+    """After every step some completion exists; a position that can only become what it was is not masked again."""
+    made, remasked = words("(?:ab|c){2,}0(?:1|-)"), 0
+    policy = Reviser(pace=3, remasks=remasks, edits=edits)
+    request = Request((5, 6), policy, Decode(gen_length=length, block_length=length), constraint=made)
+    for event in Engine(ReactiveDenoiser(seed)).stream([request]):
+        if isinstance(event, Step):
+            again = {commit.position for commit in event.committed if commit.reason == "remask"}
+            assert all(event.canvas[place] == MASK for place in again), "one event for each position"
+            assert reach_of(made, list(event.canvas)).possible
+            assert not len(reach_of(made, list(event.canvas)).forced()[0]), "what is left has a choice"
+            remasked += len(again)
+        elif isinstance(event, Finished):
+            assert re.fullmatch(made.pattern, text(event.output.tokens))
+            assert MASK not in event.output.tokens
+    hypothesis.event(f"re-masked: {remasked > 0}")
+
+
+def test_some_of_it_is_masked_again() -> None:
+    """So that the test above is about something."""
+    request = Request((5, 6), Reviser(pace=3), Decode(gen_length=12), constraint=words("[abc]{4,}"))
+    (output,) = Engine(ReactiveDenoiser(1)).generate([request])
+    assert "remask" in {commit.reason for commit in output.commits}
+
+
+@pytest.mark.parametrize("name", ["lookum", "lopa"])
+def test_branches_may_be_what_the_constraint_forces(name: str) -> None:
+    """A chosen branch brings along what it forces, which is counted as forced and not as the branch's."""
+    request = Request((5, 6), get_policy(name), Decode(gen_length=8), constraint=words("(?:aba|c1c|x0x){2}"))
+    (output,) = Engine(ReactiveDenoiser(1, scale=0.5)).generate([request])
+    assert re.fullmatch("(?:aba|c1c|x0x){2}", text(output.tokens))
+    reasons = [commit.reason for commit in output.commits]
+    assert "branch" in reasons
+    assert output.forced >= reasons.count("forced") > 0
 
 
 def test_structure_spares_forwards_and_is_counted() -> None:
@@ -202,20 +242,13 @@ def test_rows_without_constraints_are_not_touched() -> None:
     assert Engine(model).generate([plain, beside])[0] == Engine(model).generate([plain])[0]
 
 
-@pytest.mark.parametrize(
-    ("pattern", "policy", "told"),
-    [
-        ("a{7}", "tacg", "`gen_length` must be at least 7"),
-        ("z", "tacg", "cannot be met"),
-        ("a", "lopa", "several canvases"),
-    ],
-)
-def test_what_cannot_be_is_refused_before_decoding(pattern: str, policy: str, told: str) -> None:
+@pytest.mark.parametrize(("pattern", "told"), [("a{7}", "`gen_length` must be at least 7"), ("z", "cannot be met")])
+def test_what_cannot_be_is_refused_before_decoding(pattern: str, told: str) -> None:
     model = ReactiveDenoiser(5)
     engine = Engine(model)
     fine = Request((5,), get_policy("tacg"), Decode(gen_length=6))
     with pytest.raises(tacg.TacgError, match=told):
-        engine.generate([fine, Request((5,), get_policy(policy), Decode(gen_length=6), constraint=words(pattern))])
+        engine.generate([fine, Request((5,), get_policy("tacg"), Decode(gen_length=6), constraint=words(pattern))])
     assert model.rows_seen == []
     assert not engine.busy
 

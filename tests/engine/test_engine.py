@@ -345,3 +345,21 @@ def test_a_policy_may_keep_what_it_is_given() -> None:
 def test_bytes_are_no_prompt(llm: tacg.LLM) -> None:
     with pytest.raises(TacgError, match="must be a text"):
         llm.generate(b"hi", "tacg")
+
+
+def test_a_row_without_branches_is_forwarded_as_it_is() -> None:
+    """Lookum proposes none where something is sure: what it would have tried is not on the canvas then."""
+    alone = 0
+    for seed in range(8):
+        model = ReactiveDenoiser(seed, scale=1.0)
+        engine, before = Engine(model), (5, 6, *[MASK] * 12)
+        engine.submit(Request((5, 6), get_policy("lookum", bypass=0.7, k=6), Decode(gen_length=12, early_stop=False)))
+        while engine.busy:
+            seen = len(model.rows_seen)
+            for event in engine.step():
+                if isinstance(event, Step):
+                    if len(model.rows_seen) == seen + 1:
+                        assert model.rows_seen[-1] == before
+                        alone += 1
+                    before = (5, 6, *event.canvas)
+    assert alone > 8, "more than the first steps"

@@ -180,6 +180,32 @@ def test_decode_streams_the_lines_of_a_trace(http: httpx2.Client, llm: tacg.LLM,
         assert http.post("/v1/replay", json={"traces": wrong}).status_code == 400
 
 
+def test_decode_fills_templates(http: httpx2.Client, llm: tacg.LLM, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """As `llm.fill` does, also with a schema that the whole text must satisfy."""
+    template = '{"number": ⟨4⟩, "word": ⟨6⟩}'
+    schema = {"type": "object", "properties": {"number": {"type": "integer"}, "word": {"type": "string"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    canvas, settings = tacg.Canvas.parse(template, "Hello"), {**SETTINGS, "early_stop": False}
+    for asked, held in (({}, {}), ({"response_format": form}, {"schema": schema})):
+        lines = lines_of(http, prompt="Hello", template=template, early_stop=False, **asked)
+        for _ in tacg.trace.record(llm, canvas, "tacg", tmp_path / "t", settings={**settings, **held}):
+            pass
+        recorded = [json.loads(line) for line in (tmp_path / "t").read_text().splitlines()]
+        assert lines == recorded
+    assert json.loads(str(lines[-1]["text"])).keys() == {"number", "word"}
+    for wrong, told in (
+        ("no hole", "must have a hole"), ("⟨0⟩", "at least 1 token"), ("⟨999999⟩", "at most"),
+        ("x⟨2⟩" * 500, "at most"), (3, "a text with holes"),
+    ):  # fmt: skip
+        refused = http.post("/v1/decode", json={"prompt": "Hello", "template": wrong}).json()["error"]
+        assert refused["param"] == "template"
+        assert told in refused["message"]
+    contradicts = {"prompt": "Hello", "template": "[⟨4⟩", "response_format": form}
+    assert "No filling of the" in http.post("/v1/decode", json=contradicts).json()["error"]["message"]
+    chat = {"model": "tiny", "messages": MESSAGES, "template": template}
+    assert http.post("/v1/chat/completions", json=chat).status_code == 400
+
+
 def test_info_health_and_metrics(http: httpx2.Client) -> None:
     info = http.get("/v1/tacg/info").json()
     knobs = {each["name"]: {knob["name"]: knob for knob in each["knobs"]} for each in info["policies"]}

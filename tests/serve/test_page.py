@@ -236,6 +236,26 @@ def test_the_form_of_an_answer(
         assert visit.asked[0]["response_format"]["json_schema"]["schema"] == schema
 
 
+def test_a_template(browser: Any, server: Running, pocket: tacg.LLM, examples: dict[str, Example]) -> None:
+    """Its holes are filled, alone or within a schema; text without a hole is refused with the reason."""
+    template, schema = '{"answer": ⟨4⟩}', {"type": "object", "properties": {"answer": {"type": "integer"}}}
+    example, visit = examples["math"], Visit(browser, server.url, known="400")
+    with visit as page:
+        page.get_by_role("button", name="math").click()
+        page.locator("#form > summary").click()
+        page.locator("#template").fill("no hole")
+        page.locator("#generate").click()
+        page.wait_for_selector("#error:has-text('must have a hole')")
+        page.locator("#template").fill(template)
+        page.locator("#schema").fill(json.dumps(schema))
+        assert page.locator("#formed").inner_text() == "template, JSON"
+        generate(page)
+        filled = pocket.fill(template, prompt=example["prompt"], **example["settings"], schema=schema)
+        shown = page.locator(".canvas").evaluate("box => box.textContent")
+        assert shown.replace("∎", "") == filled.text, "a position of a hole may be left empty"
+        assert visit.asked[-1]["template"] == template
+
+
 def test_only_what_was_turned_is_asked_for_and_it_can_be_reset(
     browser: Any, server: Running, pocket: tacg.LLM, examples: dict[str, Example]
 ) -> None:

@@ -63,6 +63,8 @@ class BranchingBatch(Batch):
         chosen = torch.minimum(chosen, (branches.count - 1).clamp(min=0))
         self.boards, after, written = take_branch(self.boards, self.answer, branches, chosen, self.ruler)
         self.answer.copy_(after)
+        if self.constrained is not None:
+            written = self.constrained.take(chosen, written)
         every = logits.view(*branches.commit.shape, -1)
         return every[torch.arange(len(every), device=self.device), chosen].flatten(0, 1), written
 
@@ -74,15 +76,21 @@ class BranchingBatch(Batch):
         if (self.branches is None) != (decision.branches is None):
             self.plan = None
         self.branches = decision.branches
+        if self.constrained is not None and self.branches is not None:
+            self.branches = self.constrained.propose(self.branches, decision.rank)
         return report
 
 
 def candidates(canvas: Tensor, branches: Branches, masked: Tensor, prompt: int) -> Tensor:
-    """The canvases of all branches, int64 [S, K, M + L + 1]; answers begin after `prompt` columns."""
+    """The canvases of all branches, int64 [S, K, M + L + 1]; answers begin after `prompt` columns.
+
+    A row without branches is forwarded as it is.
+    """
     copies, length = branches.commit.shape[1:]
     canvases = canvas[:, None].repeat(1, copies, 1)
     answers = canvases[:, :, prompt : prompt + length]
-    answers.copy_(torch.where(branches.commit & masked[:, None], branches.tokens, answers))
+    commit = branches.commit & masked[:, None] & (branches.count > 0)[:, None, None]
+    answers.copy_(torch.where(commit, branches.tokens, answers))
     return canvases
 
 

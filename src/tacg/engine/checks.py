@@ -19,11 +19,6 @@ def check_branches(request: Request) -> None:
 
 def check_constraint(request: Request) -> None:
     """Raise if a constraint is not possible with this request's settings."""
-    if request.policy.needs.branches:
-        raise TacgError(
-            f"`{request.policy.name}` proposes several canvases at once, which cannot be held to a schema, regex or "
-            "choices yet: take another policy."
-        )
     if request.decode.memory == "hidden":
         raise TacgError('`memory` must be fp32 or bf16 with a schema, regex or choices, got "hidden".')
 

@@ -6,7 +6,8 @@ decided, and uploads two: what is written of it, and what each position may beco
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -26,65 +27,111 @@ if TYPE_CHECKING:
     from tacg.constraint import Automaton
     from tacg.engine.request import Request
     from tacg.engine.row import Row
-    from tacg.types import Decision, Signals
+    from tacg.types import Branches, Decision, Signals
 
 AT_ONCE = 1 << 19  # logits that a CPU masks at once: they stay in its cache
+
+
+class NextCanvas(NamedTuple):
+    """What a row's canvas is once something is written on it.
+
+    reach, allowed  its boards, as of `Held`
+    keep            bool  [P]  which of what was wanted could stand together
+    only, what      int64 [F]  positions that could only become one token then, and that token
+    """
+
+    reach: Reach
+    allowed: np.ndarray
+    keep: np.ndarray
+    only: np.ndarray
+    what: np.ndarray
 
 
 class Held:
     """A row that is held to a constraint: its boards, and what its positions may become.
 
-    allowed  bool [L, C]  the classes of tokens; none at all where nobody asks
-    revises  whether the policy may change what is written: what a written position may become counts as well
+    allowed   bool [L, C]  the classes of tokens; none at all where nobody asks
+    revises   whether the policy may change what is written: what a written position may become counts as well
+    branches  what the row may be next, if its policy looks ahead
     """
 
     def __init__(self, row: Row, mask_id: int, *, revises: bool) -> None:
-        self.row, self.mask_id, self.revises = row, mask_id, revises
+        self.row, self.revises = row, revises
         automaton = row.request.constraint
         assert automaton is not None
         self.automaton, self.holes = automaton, np.array(row.request.holes(mask_id))
         tokens = np.array(row.answer)
         self.reach = Reach.of(automaton, tokens, tokens == mask_id, row.request.start)
         self.allowed = np.zeros((len(tokens), automaton.table.shape[1]), dtype=bool)
-        self._look(self.reach, np.ones(len(tokens), dtype=bool))
+        places = np.flatnonzero(self.holes if revises else self.reach.free)
+        self.allowed[places] = self.reach.allowed(places)
+        self.branches: list[NextCanvas] = []
+
+    @property
+    def ways(self) -> list[np.ndarray]:
+        """`allowed` of the canvas, or of each branch."""
+        return [each.allowed for each in self.branches] or [self.allowed]
 
     def settle(self, reason: np.ndarray, token: np.ndarray, rank: np.ndarray) -> None:
         """Of what was decided, keep what can stand together; then write what can only be one token. All [L].
 
         Masks come before edits, so that a row always gets ahead.
         """
-        answer = np.array(self.row.answer)
-        masked, remask = answer == self.mask_id, reason == int(Reason.REMASK)
+        answer, remask = np.array(self.row.answer), reason == int(Reason.REMASK)
         wanted = np.flatnonzero((reason > 0) & ~remask)
-        order = wanted[np.lexsort((-rank[wanted], ~masked[wanted]))]
-        reach, keep = self.reach.agreed(order, token[order], remask if remask.any() else None)
-        reason[order[~keep]] = 0
-        before, after = self.reach, reach.completed(self.reach)
-        self._look(after, after.changed(before))
-        only, what = after.forced(self.allowed)
-        same = remask[only] & (what == answer[only])  # it would be written again at once
-        token[only], reason[only] = what, np.where(same, 0, int(Reason.FORCED))
-        if len(only):  # what is forced changes no board but its own
-            self._look(after.where(only, what).completed(after), np.zeros(len(masked), dtype=bool))
+        order = wanted[np.lexsort((-rank[wanted], ~self.reach.free[wanted]))]
+        made = self._write(order, token[order], remask if remask.any() else None)
+        reason[order[~made.keep]] = 0
+        same = remask[made.only] & (made.what == answer[made.only])  # it would be written again at once
+        token[made.only], reason[made.only] = made.what, np.where(same, 0, int(Reason.FORCED))
+        self.reach, self.allowed = made.reach, made.allowed
 
-    def _look(self, reach: Reach, changed: np.ndarray) -> None:
-        """Find what positions may become, where that has changed."""
-        places = np.flatnonzero(changed & (self.holes if self.revises else reach.free))
-        self.reach = reach
-        self.allowed[places] = reach.allowed(places)
+    def propose(self, commit: np.ndarray, token: np.ndarray, rank: np.ndarray) -> None:
+        """The same for branches, which are written if one is chosen. commit, token [K, L]; rank [L]."""
+        self.branches = []
+        for commits, tokens in zip(commit, token, strict=True):
+            wanted = np.flatnonzero(commits & self.reach.free)
+            order = wanted[np.argsort(-rank[wanted], kind="stable")]
+            made = self._write(order, tokens[order], None)
+            commits[:] = False
+            commits[order[made.keep]] = commits[made.only] = True
+            tokens[made.only] = made.what
+            self.branches.append(made)
+
+    def take(self, number: int) -> np.ndarray:
+        """A branch was chosen; returns which of its positions the constraint forced, int64 [P]."""
+        made = self.branches[number]
+        self.reach, self.allowed, self.branches = made.reach, made.allowed, []
+        return made.only
+
+    def _write(self, order: np.ndarray, tokens: np.ndarray, free: np.ndarray | None) -> NextCanvas:
+        """Write what can stand together of this, int64 [P] each, readiest first, and all that it forces."""
+        reach, keep = self.reach.agreed(order, tokens, free)
+        reach = reach.completed(self.reach)
+        allowed = self.allowed.copy()
+        places = np.flatnonzero(reach.changed(self.reach) & (self.holes if self.revises else reach.free))
+        allowed[places] = reach.allowed(places)
+        only, what = reach.forced(allowed)
+        if len(only):
+            before, reach = reach, reach.where(only, what).completed(reach)
+            # It follows from what is written, so masks keep their options. Written positions, if masked again, do not.
+            again = np.flatnonzero(reach.changed(before) & self.holes & self.revises)
+            allowed[again] = reach.allowed(again)
+        return NextCanvas(reach, allowed, keep, only, what)
 
 
 class Constrained:
     """The constraints of a batch. Rows that share an automaton are masked together; unlike rows go side by side.
 
-    cut  float [S, L]: the probability that constraints took away in this step
+    cut     float [S, L]: the probability that constraints took away in this step; [S, K, L] until a branch is chosen
+    before  float [S, L]: the same of the step that proposed the branches
     """
 
     def __init__(self, device: torch.device, mask_id: int, *, compact: bool, revises: bool) -> None:
         self.device, self.mask_id, self.compact, self.revises = device, mask_id, compact, revises
         self.rows: dict[int, Held] = {}  # by number
         self.groups: list[list[Held]] = []
-        self.cut = torch.zeros(0, 0, device=device)
+        self.cut = self.before = torch.zeros(0, 0, device=device)
 
     def regroup(self, rows: Sequence[Row | None]) -> None:
         """Rows have come or gone."""
@@ -100,22 +147,25 @@ class Constrained:
     def apply(self, logits: Tensor, shape: tuple[int, int], places: Tensor | None) -> None:
         """Suppress, in place, all that no answer can have, and note what probability it had.
 
-        shape   S and L of the boards; `places` int64 [P], the positions of the logits, as indices into them (None: all)
+        shape   S and L of the boards; `places` int64 [P], the positions of the logits, as indices into them (None: all,
+                of each branch if there are some)
         """
         slots, length = shape
-        flat = torch.arange(slots * length, device=self.device) if places is None else places
-        self.cut = torch.zeros(slots * length, device=self.device)
+        copies = 1 if places is not None else len(logits) // (slots * length)
+        flat = torch.arange(slots * copies * length, device=self.device) if places is None else places
+        self.cut = torch.zeros(slots * copies * length, device=self.device)
         for group in self.groups:
-            board = np.zeros((slots, length, group[0].allowed.shape[1]), dtype=bool)
+            board = np.zeros((slots, copies, length, group[0].allowed.shape[1]), dtype=bool)
             for held in group:
-                board[held.row.slot, : len(held.allowed)] = held.allowed
-            allowed = torch.from_numpy(board).to(self.device).flatten(0, 1)
+                for copy, allowed_ in enumerate(held.ways):
+                    board[held.row.slot, copy, : len(allowed_)] = allowed_
+            allowed = torch.from_numpy(board).to(self.device).flatten(0, 2)
             mine = self._mine(group, flat, shape)
             kinds, at_once = group[0].automaton.kinds(self.device), self._at_once(logits)
             for part in torch.split(mine, at_once):
                 here = flat[part]
                 self.cut[here] = _hold(logits, part, allowed[here], kinds)
-        self.cut = self.cut.view(shape)
+        self.cut = self.cut.view(shape) if copies == 1 else self.cut.view(slots, copies, length)
 
     def _at_once(self, logits: Tensor) -> int:
         """How many positions are masked together: all on a device, few on a CPU."""
@@ -138,6 +188,28 @@ class Constrained:
             held.settle(reason[at], token[at], ranks[at])
         made = torch.from_numpy(wanted[:2]).to(self.device)
         return made[0], made[1]
+
+    def propose(self, branches: Branches, rank: Tensor) -> Branches:
+        """The branches, each with what can stand together of it and with all that it forces; rank [S, L]."""
+        commit, tokens = branches.commit.cpu().numpy().copy(), branches.tokens.cpu().numpy().copy()
+        counts, ranks, self.before = branches.count.tolist(), rank.nan_to_num(0.0).cpu().numpy(), self.cut
+        for held in self.rows.values():
+            at = held.row.slot, slice(counts[held.row.slot]), slice(len(held.allowed))
+            held.propose(commit[at], tokens[at], ranks[at[::2]])
+        commits, written = (torch.from_numpy(each).to(self.device) for each in (commit, tokens))
+        return replace(branches, commit=commits, tokens=written)
+
+    def take(self, chosen: Tensor, written: Tensor) -> Tensor:
+        """One branch of each row, int64 [S], was chosen and written, int64 [S, L] of `Reason`; why it was, in truth."""
+        reason = written.cpu().numpy().copy()
+        for held in self.rows.values():
+            if held.branches:
+                reason[held.row.slot, held.take(int(chosen[held.row.slot]))] = int(Reason.FORCED)
+        rows, columns = self.before.shape  # a row may have joined since
+        cut = self.cut[torch.arange(len(self.cut), device=self.device), chosen]
+        cut[:rows, :columns] = torch.where(written[:rows, :columns] > 0, self.before, cut[:rows, :columns])
+        self.cut = cut
+        return torch.from_numpy(reason).to(self.device)
 
 
 def _hold(logits: Tensor, rows: Tensor, allowed: Tensor, kinds: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class Job:
         """Start, or start again: reset everything, unless a part of the answer was shown."""
         if not self.shown:
             self.steps, self.text = 0, ""
-            self.transcript = Transcript(llm, self.stop, tokens=self.logprobs)
+            self.transcript = Transcript(llm, self.stop, tokens=self.logprobs, holes=bool(self.request.canvas))
 
     def hear(self, told: Told) -> None:
         """Report an event, unless the job is cancelled."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from tacg.canvas import Canvas, Hole
 from tacg.constraint import compile_pattern, pattern_of
 from tacg.engine.constrained import begin
 from tacg.engine.request import Decode, Request, resolve
@@ -37,8 +38,8 @@ NAMES = ("user", "safety_identifier", "prompt_cache_key")  # identify the user; 
 # Fields of an assistant's message that clients send back to us.
 EMPTY_IN_MESSAGE = ("annotations", "audio", "function_call", "name", "refusal", "tool_call_id", "tool_calls")
 ROLES = ("system", "user", "assistant")
-OWN_FIELDS = ("model", "policy", "deadline", "prompt", "messages")
-FIELDS = (*OWN_FIELDS, "stream", "stream_options", "stop", "max_tokens", "max_completion_tokens", "n", "logprobs")
+OWN_FIELDS = ("model", "policy", "deadline", "prompt", "messages", "template")
+FIELDS = (*OWN_FIELDS[:-1], "stream", "stream_options", "stop", "max_tokens", "max_completion_tokens", "n", "logprobs")
 SERVERS_OWN = ("scan",)  # clients may not choose how the machine computes
 DECODE = {*Decode().knobs(), "suppress"}
 STOPS, STOP_LENGTH, SPELLING = 16, 256, 64
@@ -59,6 +60,7 @@ class Ask:
 
     shown       the prompts as text, for traces and logs
     constraint  what every answer must match
+    canvas      ids of a template, with the mask id in its holes; () for an answer from scratch
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -72,12 +74,13 @@ class Ask:
     include_usage: bool = False
     logprobs: bool = False
     constraint: Automaton | None = None
+    canvas: tuple[int, ...] = ()
 
     def rows(self) -> list[Request]:
         """One row per answer: n for the first prompt, n for the second, … Answers to a prompt differ by seed."""
         seeds = range(self.decode.seed, self.decode.seed + self.n)
         return [
-            Request(prompt, self.policy, replace(self.decode, seed=seed), (), self.constraint)
+            Request(prompt, self.policy, replace(self.decode, seed=seed), self.canvas, self.constraint)
             for prompt in self.prompts
             for seed in seeds
         ]
@@ -138,7 +141,7 @@ class Reader:
         return self._ask(body, prompts, shown, logprobs is not None)
 
     def decode(self, document: Any) -> Ask:
-        """`/v1/decode`: a `prompt` or `messages`, a policy, settings, and perhaps a `response_format`."""
+        """`/v1/decode`: a `prompt` or `messages`, policy, settings, perhaps a `template` and a `response_format`."""
         body = Body(document)
         self._model(body, required=False)
         if ("prompt" in body) == ("messages" in body):
@@ -152,7 +155,9 @@ class Reader:
         else:
             shown = body.take("prompt", "a text", lambda value: isinstance(value, str))
             prompt = self._encode(shown, template, "prompt")
-        return self._ask(body, (prompt,), shown, False, openai=False, pattern=self._format(body))
+        return self._ask(
+            body, (prompt,), shown, False, openai=False, pattern=self._format(body), canvas=self._template(body)
+        )
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -189,7 +194,7 @@ class Reader:
 
     def _ask(
         self, body: Body, prompts: tuple[tuple[int, ...], ...], shown: str, logprobs: bool, *, openai: bool = True,
-        pattern: str | None = None,
+        pattern: str | None = None, canvas: tuple[int, ...] = (),
     ) -> Ask:  # fmt: skip
         limits = self._limits
         wants = f"a number of seconds, above 0 and at most {limits.deadline:g}"
@@ -198,7 +203,9 @@ class Reader:
         )
         options = self._options(body, len(prompts)) if openai else {}
         policy, decode = self._settings(body, openai=openai)
-        ask = Ask(prompts, shown, policy, decode, float(deadline), logprobs=logprobs, **options)
+        if canvas:  # as of `LLM.fill`: the template has its own length, and text behind a hole must stay
+            decode = replace(decode, gen_length=len(canvas), early_stop=False)
+        ask = Ask(prompts, shown, policy, decode, float(deadline), logprobs=logprobs, canvas=canvas, **options)
         if pattern is not None:
             ask = self._held_to(ask, pattern)
         try:
@@ -207,6 +214,25 @@ class Reader:
         except TacgError as error:
             raise blame(error, {*DECODE, "prompt"}) from None
         return ask
+
+    def _template(self, body: Body) -> tuple[int, ...]:
+        """The ids of a `template`, with the mask id in its holes; none if there is no template."""
+        wants = "a text with holes, such as ⟨8⟩ for eight tokens"
+        text = body.take("template", wants, lambda value: isinstance(value, str))
+        if text is None:
+            return ()
+        most, spec = self._limits.gen_length, self._llm.model.spec
+        try:
+            parsed = Canvas.parse(text)
+            holes = sum(part.length for part in parsed.parts if isinstance(part, Hole))
+            if len(text) > most * CHARACTERS or holes > most:
+                raise bad(f"`template` must have at most {most} tokens on this server.", "template")
+            ids = tuple(parsed.ids(self._llm.tokenizer.encode, spec.mask_id))
+        except TacgError as error:
+            raise bad(str(error)[:1000], "template") from None
+        if len(ids) > most:
+            raise bad(f"`template` must have at most {most} tokens on this server, got {len(ids)}.", "template")
+        return ids
 
     def _format(self, body: Body) -> str | None:
         """The `response_format` as a regular expression; None for text."""
@@ -232,9 +258,10 @@ class Reader:
         """The same request with answers constrained to match; raises if no answer of this length can."""
         llm, spec = self._llm, self._llm.model.spec
         try:
-            ask = replace(ask, constraint=compile_pattern(pattern, llm.tokenizer, spec, ask.decode.suppress))
+            made = compile_pattern(pattern, llm.tokenizer, spec, ask.decode.suppress, holes=bool(ask.canvas))
+            ask = replace(ask, constraint=made)
             row = ask.rows()[0]
-            begin(row, [spec.mask_id] * row.decode.gen_length, spec.mask_id)
+            begin(row, list(ask.canvas) or [spec.mask_id] * row.decode.gen_length, spec.mask_id)
         except TacgError as error:
             raise bad(str(error)[:1000], "response_format") from None
         return ask

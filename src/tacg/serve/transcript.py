@@ -31,8 +31,9 @@ class Transcript:
     counts.
     """
 
-    def __init__(self, llm: LLM, stop: Sequence[str] = (), *, tokens: bool = False) -> None:
-        self._llm, self._stop, self._with_tokens = llm, tuple(stop), tokens
+    def __init__(self, llm: LLM, stop: Sequence[str] = (), *, tokens: bool = False, holes: bool = False) -> None:
+        """holes: the answer fills a template, in which end of text leaves a position empty."""
+        self._llm, self._stop, self._with_tokens, self._holes = llm, tuple(stop), tokens, holes
         self._sure: dict[int, float] = {}  # position -> confidence of the token written there last
         self._settled = 0  # positions
         self._given = 0  # characters
@@ -70,8 +71,11 @@ class Transcript:
 
     def _words(self, ids: Sequence[int]) -> list[tuple[int, float]]:
         """Settled tokens up to the first EOS, with their confidences."""
-        ends = [place for place, token in enumerate(ids) if token in self._llm.model.spec.eos_ids]
-        return [(token, self._sure.get(place, CERTAIN)) for place, token in enumerate(ids[: ends[0]] if ends else ids)]
+        eos = self._llm.model.spec.eos_ids
+        words = [(token, self._sure.get(place, CERTAIN)) for place, token in enumerate(ids)]
+        if self._holes:
+            return [word for word in words if word[0] not in eos]
+        return words[: next((place for place, token in enumerate(ids) if token in eos), len(words))]
 
     def _cut(self, text: str) -> int | None:
         """Where the first complete stop string begins; of those that end first, the longest."""

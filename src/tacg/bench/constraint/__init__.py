@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tacg.bench.constraint import answers, client, cost, trials
 from tacg.errors import unknown
-from tacg.records.tables import Table
+from tacg.records.tables import Table, interval
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,7 +92,7 @@ def _accuracy(rows: Sequence[ResultRow]) -> Table:
         tuple(
             (
                 row["subject"], row["policy"], str(row["n"]), row["arm"], _percent(row.get("valid")),
-                f"{_percent(row['accuracy'])} ({_percent(row['accuracy_ci'][0])} to {_percent(row['accuracy_ci'][1])})",
+                f"{_percent(row['accuracy'])} {_points(row['accuracy_ci'], '.0f')}",
                 f"{row['steps']:.1f}", f"{row['forced']:.1f}", f"{row['cut']:.2f}",
             )
             for row in rows
@@ -104,17 +104,21 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.0f} %"
 
 
+def _points(bounds: Sequence[float], form: str) -> str:
+    return interval(100 * bounds[0], 100 * bounds[1], form)
+
+
 def _saved(rows: Sequence[ResultRow]) -> Table:
     lines = []
     for row in rows:
         if row["arm"] == answers.ARMS[1]:
             pair = row["constrained_minus_this"]
-            low, high = (f"{-bound:+.1f}" for bound in reversed(pair["steps_diff_ci"]))
-            points = [f"{100 * each:+.1f}" for each in (pair["accuracy_diff"], *pair["accuracy_diff_ci"])]
+            saved, high, low = (0 - each for each in (pair["steps_diff"], *pair["steps_diff_ci"]))
             lines.append((
                 row["subject"], row["policy"], str(row["n"]), f"{row['steps']:.1f}",
-                f"{row['steps'] + pair['steps_diff']:.1f}", f"{-pair['steps_diff']:+.1f} ({low} to {high})",
-                _percent(-pair["steps_diff"] / row["steps"]), f"{points[0]} ({points[1]} to {points[2]})",
+                f"{row['steps'] - saved:.1f}", f"{saved:.1f} {interval(low, high, '.1f')}",
+                _percent(saved / row["steps"]),
+                f"{100 * pair['accuracy_diff']:+.1f} {_points(pair['accuracy_diff_ci'], '+.1f')}",
             ))  # fmt: skip
     return Table(
         "Steps that forced tokens save, paired by problem, with 95 % intervals",

@@ -40,7 +40,19 @@ if TYPE_CHECKING:
     from tacg.records.rows import ResultRow
 
 EOS, MASK = 0, 1
-POLICIES = ("tacg", "confidence", "klass", "schedule", "entropy", "joint", "saber", "tacg+klass")
+POLICIES = (
+    "tacg",
+    "confidence",
+    "klass",
+    "schedule",
+    "entropy",
+    "joint",
+    "saber",
+    "tacg+klass",
+    "wino",
+    "lookum",
+    "lopa",
+)
 LETTERS = ("a", "b", "c", "ab", "bca", "aa")
 MARKS = ('{"', '": ', '", "', "[]", '"}', ", ", "true", "null", "false", "10", "-1", "ab", "é", 'a"')
 CHARACTERS = tuple('abx0123456789-+.eE{}[]": ,\\/ntrufalsé')

@@ -205,8 +205,11 @@ class Side {
 
 // What the answer must look like, as the server is asked for it; raises if what is written is no JSON.
 function form() {
-  const text = find("schema").value.trim();
-  return text ? {response_format: {type: "json_schema", json_schema: {name: "answer", schema: JSON.parse(text)}}} : {};
+  const text = find("schema").value.trim(), template = find("template").value;
+  return {
+    ...(template.trim() && {template}),
+    ...(text && {response_format: {type: "json_schema", json_schema: {name: "answer", schema: JSON.parse(text)}}}),
+  };
 }
 
 const racing = () => find("race").checked;
@@ -217,7 +220,7 @@ function summarise() {
   const all = [...sides().map(side => [side.pick.value, turned(side.dials ?? [])]), ["", turned(page.decode)]];
   const words = all.map(([name, knobs]) => [name, ...Object.entries(knobs).map(pair => pair.join(" "))].filter(Boolean).join(", "));
   find("summary").textContent = words.filter(Boolean).join(" · ");
-  find("formed").textContent = find("schema").value.trim() && "JSON";
+  find("formed").textContent = [find("template").value.trim() && "template", find("schema").value.trim() && "JSON"].filter(Boolean).join(", ");
 }
 
 // ---- what the buttons do
@@ -342,7 +345,7 @@ function build(info) {
   page.info = info;
   find("model").textContent = info.model;
   find("knows").textContent = info.knows ? `${info.model} knows ${info.knows}, and nothing else. Take an example, or change one:` : "";
-  find("schema").oninput = summarise;
+  find("schema").oninput = find("template").oninput = summarise;
   document.title = `tacg · ${info.model}`;
   const names = info.policies.map(policy => policy.name);
   const first = [info.defaults?.policy, "tacg", names[0]].find(name => names.includes(name));
