@@ -1,1 +1,1 @@
-"""Other people's tools and engines: lm-evaluation-harness, SGLang, transformers, dInfer. Each has its own extra."""
+"""Other people's tools and engines: lm-evaluation-harness, SGLang, transformers, diffusers, dInfer; an extra for each."""
