@@ -1,8 +1,8 @@
 """Any policy that fits a block, as the scheduler of diffusers' pipeline: `LLaDA2Pipeline(model, TacgScheduler())`.
 
-It takes the seat of `BlockRefinementScheduler`. The pipeline runs the model, keeps the canvas and stops at the end of an answer; it asks the scheduler what to write.
-Nothing here counts on how it numbers its steps, which is about to change (diffusers #14741): a row whose masks are not
-those that the last step left has begun another block.
+It takes the seat of `BlockRefinementScheduler`. The pipeline runs the model, keeps the canvas and stops at the end of
+an answer; it asks the scheduler what to write. Nothing here counts on how it numbers its steps, which is about to
+change (diffusers #14741): a row whose masks are not those that the last step left has begun another block.
 """
 
 from __future__ import annotations
