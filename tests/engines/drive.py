@@ -91,7 +91,7 @@ def ask_server(calls: list[dict[str, Any]], port: int, server: subprocess.Popen[
 
 def report(answers: list[Any]) -> None:
     """The last line of the output."""
-    kept = ("id", "tacg_step", "tacg_reason")
+    kept = ("id", "step_maps", "tacg_reason")
     short = [
         [
             {"tokens": each["output_ids"]} | {name: each["meta_info"].get(name) for name in kept}

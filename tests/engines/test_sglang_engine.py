@@ -78,15 +78,15 @@ def test_together_as_alone_with_step_maps(expected: list[list[dict[str, Any]]]) 
     assert len({tuple(each["tokens"]) for each in together}) == len(together)
     for each in together:
         assert checkpoints.SDAR_MASK not in each["tokens"]
-        assert len(each["tacg_step"]) == len(each["tacg_reason"]) == len(each["tokens"]) == 24
+        assert len(each["step_maps"]) == len(each["tacg_reason"]) == len(each["tokens"]) == 24
         assert set(each["tacg_reason"]) <= {"base", "extra", "fallback"}
-        assert max(each["tacg_step"]) <= 8
+        assert max(each["step_maps"]) <= 8
 
 
 def test_lock_step_gives_the_same(sdar: dict[str, Any], expected: list[list[dict[str, Any]]]) -> None:
     (answers,) = drive(sdar | {"dllm_fdfo": False}, [ask(PROMPTS, NAMES, 24)])
     assert tokens(answers) == tokens(expected[0])
-    assert [each["tacg_step"] for each in answers] == [each["tacg_step"] for each in expected[0]]
+    assert [each["step_maps"] for each in answers] == [each["step_maps"] for each in expected[0]]
 
 
 def test_two_tensor_parallel_workers_give_the_same(sdar: dict[str, Any], expected: list[list[dict[str, Any]]]) -> None:
@@ -101,7 +101,7 @@ def test_the_http_server_gives_the_same(sdar: dict[str, Any], expected: list[lis
     call = ask(PROMPTS, NAMES, 24) | {"sampling_params": {**GREEDY, "max_new_tokens": 24}}
     (answers,) = drive(sdar, [call], serve=port)
     assert tokens(answers) == tokens(expected[0])
-    assert [each["tacg_step"] for each in answers] == [each["tacg_step"] for each in expected[0]]
+    assert [each["step_maps"] for each in answers] == [each["step_maps"] for each in expected[0]]
 
 
 def test_samples_follow_from_the_request_id(sdar: dict[str, Any], home: Path) -> None:
@@ -144,7 +144,7 @@ def test_llada2_gives_what_our_own_engine_gives(home: Path, policy: str, knobs: 
         assert answer["tokens"] == list(alone.tokens)
         in_order = sorted(alone.commits, key=lambda each: each.position)
         assert answer["tacg_reason"] == [each.reason for each in in_order]
-        assert answer["tacg_step"] == in_blocks(in_order, len(prompt))
+        assert answer["step_maps"] == in_blocks(in_order, len(prompt))
         assert len(set(answer["tokens"])) > 5, "the random model has something to say"
         reasons |= set(answer["tacg_reason"])
     assert reasons == {"base", "extra", "fallback"}

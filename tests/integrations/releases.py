@@ -19,7 +19,15 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RELEASES = ("0.5.16", "0.5.20", "0.5.23")
+# The releases whose algorithm base differs, with the digest of that file; 0.5.17 to 0.5.19 have the base of 0.5.20.
+RELEASES = {
+    "0.5.16": "f45340b4ff78c1354f0d182ed19411fd5060e6022374318cf6860e2f246f520c",
+    "0.5.20": "897aa76dbb78e5788bd3498832b852153042bc7afa65aa81ee935a981144af66",
+    "0.5.21": "d190f2329fed535b14c6891e54a16f85a7772fad9b09e057595700de598d6d2a",
+    "0.5.22": "8b1db28a93e1c667ff099f90d73972f71278ec3609801c5acc3068f60659458d",
+    "0.5.23": "44e9d9abe2b8f4237f4954cbd2acdc348e2acc312fef72bac2b6e68f977a1b38",
+}
+BASE = "sglang/srt/dllm/algorithm/base.py"
 CACHE = Path(os.environ.get("TACG_TEST_CACHE", "~/.cache/tacg-test")).expanduser()
 WANTED = ("sglang/srt/dllm/", "sglang/srt/plugins/hook_registry.py")
 

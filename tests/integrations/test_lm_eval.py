@@ -6,6 +6,7 @@ import itertools
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import tacg
 from tacg import TacgError
 from tacg.experiments.evaluate import evaluate
 from tacg.experiments.likelihood import monte_carlo
+from tacg.models.tiny import write_checkpoint
 from tacg.tasks import get_task
 
 
@@ -79,6 +81,24 @@ def test_the_model_is_registered_and_stops(llm: tacg.LLM) -> None:
         TacgLM(llm, "tacg", k_xtra=1)
     with pytest.raises(TacgError, match="`mc_num` must be >= 1"):
         TacgLM(llm, mc_num=0)
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_model_with_a_qwen_body(tmp_path: Path) -> None:
+    """A Tiny-A2D that sees by blocks, named by its directory as on the harness's command line."""
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+
+    from tacg.integrations.lm_eval import TacgLM
+
+    place = write_checkpoint(tmp_path / "tiny-bd3lm", family="a2d")
+    model, llm = TacgLM(str(place), "tacg", mc_num=2, block_length=32), tacg.load(place)
+    assert llm.model.spec.causal_block == 32
+    asked = [Instance("generate_until", {}, (f"{word} ", {"until": [], "max_gen_toks": 40}), 0) for word in "abc"]
+    alone = [llm.generate(f"{word} ", "tacg", chat=False, gen_length=40).text for word in "abc"]
+    assert model.generate_until(asked) == alone
+    with pytest.raises(TacgError, match="sees by blocks"):
+        model.loglikelihood([Instance("loglikelihood", {}, ("Hello", " you"), 0)])
 
 
 @pytest.mark.filterwarnings("default")

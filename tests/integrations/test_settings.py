@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tacg.errors import TacgError
 from tacg.integrations.blocks import Block, Blocks, stable_seed
 from tacg.integrations.settings import Settings, read_settings
 from tacg.policies import policy_names
+from tacg.policies.registry import BUILT_IN
 
 
 def test_large_references_are_kept_in_half() -> None:
@@ -34,24 +36,57 @@ def test_without_promotions_no_reference_is_kept() -> None:
     assert blocks.trajectories.memory.reference is None
 
 
-def test_every_policy_of_one_block_can_be_gated() -> None:
-    beyond = {
-        *("ahd", "apd", "attention", "d3llm", "dapd", "joint", "lookum", "lopa", "saber", "sched", "streaming", "wino"),
-    }
-    for name in policy_names():
-        if name in beyond:
-            with pytest.raises(TacgError, match=f"`base` must be a policy that fills .*`{name}` reaches beyond it"):
-                read_settings({"base": name})
-        elif not name.startswith("tacg"):  # the released rules are gates themselves
-            policy, settings = read_settings({"base": name})
-            assert policy.label.startswith("tacg")
+BEYOND = {
+    "ahd": "looks at masks beyond the block",
+    "apd": "needs a verifier",
+    "attention": "reads what the model attends to",
+    "d3llm": "looks at masks beyond the block",
+    "dapd": "reads what the model attends to",
+    "joint": "reads committed tokens again",
+    "lookum": "tries several branches",
+    "lopa": "tries several branches",
+    "saber": "reads committed tokens again",
+    "sched": "looks at masks beyond the block",
+    "streaming": "leaves out part of the suffix",
+    "wino": "reads committed tokens again",
+}
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_every_policy_of_one_block_runs_gated_or_as_it_is(name: str) -> None:
+    ways = [{"policy": name}] if name.startswith("tacg") else [{"policy": name}, {"base": name}]
+    for way in ways:  # the released rules are gates themselves
+        if name in BEYOND:
+            (asked,) = way
+            with pytest.raises(TacgError, match=f"`{asked}` must be a policy that fills .*`{name}` {BEYOND[name]}"):
+                read_settings(way)
+        else:
+            policy, settings = read_settings(way)
+            assert policy.label.startswith("tacg") == ("base" in way or name.startswith("tacg"))
             blocks, masks = Blocks(policy, settings, width=4, unwritable=[1]), torch.ones(1, 4, dtype=torch.bool)
             blocks.step(torch.randn(4, 9), masks, {0: Block()})  # with no more than an engine hands over
 
 
+def test_the_docs_name_what_fits_and_what_does_not() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "engines.md").read_text(encoding="utf-8")
+    (fit,) = re.findall(r"^Policies that fit a block: (.*?)\.$", text, re.MULTILINE | re.DOTALL)
+    assert re.findall(r"`([\w-]+)`", fit) == [name for name in BUILT_IN if name not in BEYOND]
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| (.*?) \|$", text, re.MULTILINE))
+    assert all(rows[name].startswith(why) for name, why in BEYOND.items())
+
+
+def test_a_policy_is_chosen_in_one_way() -> None:
+    with pytest.raises(TacgError, match=r"Give `policy`.*or `base`.*not both"):
+        read_settings({"policy": "klass", "base": "klass"})
+    with pytest.raises(TacgError, match=r"without a preset.*set `preset`"):
+        read_settings({"policy": "tacg:llada2-mini/any"})
+    published = {"preset": "llada2-mini/any"}
+    assert read_settings({"policy": "tacg", **published})[0] == read_settings(published)[0]
+
+
 @pytest.mark.parametrize(("base", "knobs"), [("hierarchy", {"remask": 0.3}), ("prophet", {"region_start": 4})])
 def test_a_knob_may_reach_beyond_the_block(base: str, knobs: dict[str, float]) -> None:
-    with pytest.raises(TacgError, match=f"`base` must be a policy that .*`{base}.*{min(knobs)}.*` reaches beyond"):
+    with pytest.raises(TacgError, match=f"`base` must be a policy that .*`{base}.*{min(knobs)}.*` reads committed"):
         read_settings({"base": base, **knobs})
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import tacg
-from tacg.models.tiny import write_checkpoint
+from tacg.cache import Cache
+from tacg.models.base import Span
+from tacg.models.loading import FAMILIES
+from tacg.models.matrix import KNOWN
+from tacg.models.tiny import SHAPES, write_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -136,17 +140,6 @@ def block_causal(length: int, block: int = 32) -> torch.Tensor:
     ]
 
 
-@pytest.mark.parametrize("shape", [{}, {"num_key_value_heads": 4, "num_hidden_layers": 3}])
-def test_dream_is_a_qwen2_shifted_by_one(tmp_path: Path, shape: dict[str, int]) -> None:
-    directory = write_checkpoint(tmp_path, family="dream", liveliness=1.0, **shape)
-    llm = tacg.load(directory)
-    with torch.no_grad():
-        raw = qwen2(directory, llm.model.config)(input_ids=IDS).logits  # type: ignore[attr-defined]
-    ours = llm.logits(IDS)
-    assert float((ours[:, 1:] - raw[:, :-1]).abs().max()) <= 1e-5
-    assert float((ours[:, 0] - raw[:, 0]).abs().max()) <= 1e-5
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_qwen2_sees_what_is_before_and_is_shifted_by_one(tmp_path: Path, tied: bool) -> None:
     directory = write_checkpoint(tmp_path, family="qwen2", liveliness=1.0, tie_word_embeddings=tied)
@@ -164,15 +157,6 @@ def test_qwen2_sees_what_is_before_and_is_shifted_by_one(tmp_path: Path, tied: b
         llm.generate([7, 8])
 
 
-@pytest.mark.parametrize("shape", [{}, {"num_experts": 4, "num_experts_per_tok": 3, "num_key_value_heads": 2}])
-def test_llada_moe_is_a_qwen3_moe(tmp_path: Path, shape: dict[str, int]) -> None:
-    directory = write_checkpoint(tmp_path, family="llada-moe", liveliness=1.0, **shape)
-    llm = tacg.load(directory)
-    with torch.no_grad():
-        theirs = qwen3_moe(directory, llm.model.config)(input_ids=IDS).logits  # type: ignore[attr-defined]
-    assert float((llm.logits(IDS) - theirs).abs().max()) <= 2e-5
-
-
 def fast_dllm(directory: Path, config: Any) -> torch.nn.Module:
     model = qwen2_model(config, causal=False)
     weights = load_file(directory / "model.safetensors")
@@ -180,47 +164,88 @@ def fast_dllm(directory: Path, config: Any) -> torch.nn.Module:
     return model
 
 
-QWENS: list[tuple[str, dict[str, Any], Callable[..., Any], int | None, int]] = [
-    ("a2d", {}, qwen3, None, 0),
-    ("a2d", {"block_size": 32, "tie_word_embeddings": False}, qwen3, 32, 0),
-    ("sdar", {}, qwen3, 4, 0),
-    ("sdar", {"block_size": 32, "num_key_value_heads": 1}, qwen3, 32, 0),
-    ("sdar-moe", {}, qwen3_moe, 4, 0),
-    ("rnd1", {}, qwen3_moe, None, 1),
-    ("fast-dllm-v2", {}, fast_dllm, 32, 1),
-    ("fast-dllm-v2", {"bd_size": 8}, fast_dllm, 8, 1),
+def causal_qwen2(directory: Path, config: Any) -> torch.nn.Module:
+    model = qwen2_model(config, causal=True)
+    model.load_state_dict(fast_dllm(directory, config).state_dict(), strict=True)
+    return model
+
+
+class Compared(NamedTuple):
+    """A small checkpoint and the class of `transformers` with its weights; `block` as in `ModelSpec.causal_block`."""
+
+    family: str
+    shape: dict[str, Any]
+    oracle: Callable[..., Any]
+    block: int | None
+    shift: int
+
+
+UNTIED = {"tie_word_embeddings": False}  # a random table that is tied makes logits of 60, whose last digit is 1e-5
+COMPARED = [
+    Compared("a2d", {}, qwen3, None, 0),
+    Compared("a2d", {"block_size": 32, **UNTIED}, qwen3, 32, 0),
+    Compared("sdar", {}, qwen3, 4, 0),
+    Compared("sdar", {"block_size": 32, "num_key_value_heads": 1}, qwen3, 32, 0),
+    Compared("sdar-moe", {}, qwen3_moe, 4, 0),
+    Compared("rnd1", {}, qwen3_moe, None, 1),
+    Compared("fast-dllm-v2", UNTIED, fast_dllm, 32, 1),
+    Compared("fast-dllm-v2", {"bd_size": 8, **UNTIED}, fast_dllm, 8, 1),
+    Compared("dream", {}, qwen2, None, 1),
+    Compared("dream", {"num_key_value_heads": 4, "num_hidden_layers": 3}, qwen2, None, 1),
+    Compared("qwen2", UNTIED, causal_qwen2, 1, 1),
+    Compared("llada-moe", {}, qwen3_moe, None, 0),
+    Compared("llada-moe", {"num_experts": 4, "num_experts_per_tok": 3, "num_key_value_heads": 2}, qwen3_moe, None, 0),
+    Compared("llada2", {}, glm4_moe, 32, 0),
+    Compared("llada2", {"n_group": 1, "topk_group": 1, "partial_rotary_factor": 1.0}, glm4_moe, 32, 0),
 ]
 
 
-@pytest.mark.parametrize(("family", "shape", "oracle", "block", "shift"), QWENS)
-def test_qwen_bodies_are_those_of_transformers(
-    tmp_path: Path, family: str, shape: dict[str, Any], oracle: Callable[..., Any], block: int | None, shift: int
-) -> None:
-    """In a batch of three rows, to 1e-5; the first position of a shifted model reads its own logits."""
-    directory = write_checkpoint(tmp_path, family=family, liveliness=1.0, **shape)
+def from_a_cache(llm: tacg.LLM, ids: torch.Tensor, step: int) -> torch.Tensor:
+    """Logits [B, T, V], `step` positions of all rows at a time; a model that looks ahead first fills the caches."""
+    spec, (rows, length) = llm.model.spec, ids.shape
+    caches = [Cache(length) for _ in range(rows)]
+    if spec.causal_block is None:
+        llm.model(ids.flatten(), [Span(0, length, length, cache) for cache in caches], torch.arange(1))
+    parts = []
+    for first in range(0, length, step):
+        stop = min(first + step, length)
+        start = max(0, first - spec.logit_shift)  # where the first prediction is read
+        spans = [Span(start, stop, length if spec.causal_block is None else stop, cache) for cache in caches]
+        select = torch.arange(rows * (stop - start)).view(rows, -1)[:, first - start :]
+        found = llm.model(ids[:, start:stop].flatten(), spans, select.flatten())
+        parts.append(found.view(rows, stop - first, -1))
+    return torch.cat(parts, dim=1)
+
+
+@pytest.mark.parametrize("case", COMPARED, ids=lambda case: f"{case.family}-{case.block}")
+def test_logits_are_those_of_transformers(tmp_path: Path, case: Compared) -> None:
+    """To 1e-5, in a batch of three rows, whole and from a cache; position 0 of a shifted model reads its own logits."""
+    directory = write_checkpoint(tmp_path, family=case.family, liveliness=1.0, **case.shape)
     llm = tacg.load(directory)
     spec = llm.model.spec
-    assert (spec.causal_block, spec.logit_shift) == (block, shift)
-    mask = {} if block is None else {"attention_mask": block_causal(IDS.shape[1], block)}
+    assert (spec.causal_block, spec.logit_shift) == (case.block, case.shift)
+    blocks = {"attention_mask": block_causal(IDS.shape[1], case.block)} if case.block and case.block > 1 else {}
     with torch.no_grad():
-        raw = oracle(directory, llm.model.config)(input_ids=IDS, **mask).logits  # type: ignore[attr-defined]
-    aligned = torch.cat([raw[:, :1], raw[:, :-1]], dim=1) if shift else raw
+        raw = case.oracle(directory, llm.model.config)(input_ids=IDS, **blocks).logits  # type: ignore[attr-defined]
+        cached = from_a_cache(llm, IDS, step=-(-20 // (case.block or 1)) * (case.block or 1))
+    aligned = torch.cat([raw[:, :1], raw[:, :-1]], dim=1) if case.shift else raw
     assert float((llm.logits(IDS) - aligned).abs().max()) <= 1e-5
+    assert float((cached - aligned).abs().max()) <= 1e-5
+
+
+def test_the_matrix_of_models_says_what_is_compared_here() -> None:
+    ways: dict[str, dict[str, None]] = {}
+    for case in COMPARED:
+        more = {f"blocks of {case.block}": None} if case.block and case.block > 1 else {}
+        ways.setdefault(SHAPES[case.family]["model_type"], {"batch": None, "cache": None}).update(more)
+    for kind, known in KNOWN.items():
+        assert kind in FAMILIES
+        assert sorted(known.ways) == sorted(ways.get(kind, {}))
 
 
 @pytest.mark.parametrize(("name", "block"), [("Qwen3-0.6B-diffusion-bd3lm-v0.1", 32), ("Qwen3-0.6B-mdlm", None)])
 def test_the_name_tells_what_a_tiny_a2d_sees(tmp_path: Path, name: str, block: int | None) -> None:
     assert tacg.load(write_checkpoint(tmp_path / name, family="a2d")).model.spec.causal_block == block
-
-
-@pytest.mark.parametrize("shape", [{}, {"n_group": 1, "topk_group": 1, "partial_rotary_factor": 1.0}])
-def test_llada2_is_a_block_causal_glm4_moe(tmp_path: Path, shape: dict[str, Any]) -> None:
-    directory = write_checkpoint(tmp_path, family="llada2", liveliness=1.0, **shape)
-    llm = tacg.load(directory)
-    with torch.no_grad():
-        mask = block_causal(IDS.shape[1])
-        theirs = glm4_moe(directory, llm.model.config)(input_ids=IDS, attention_mask=mask).logits  # type: ignore[attr-defined]
-    assert float((llm.logits(IDS) - theirs).abs().max()) <= 2e-5
 
 
 @pytest.mark.parametrize(

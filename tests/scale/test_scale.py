@@ -14,6 +14,7 @@ import pytest
 import tacg
 from tacg import TacgError
 from tacg.experiments.evaluate import evaluate
+from tacg.models.tiny import write_checkpoint
 from tacg.records.journal import read_journal
 from tacg.tasks import get_task
 
@@ -94,6 +95,20 @@ def test_a_lost_replica_is_not_missed(llm: tacg.LLM, tmp_path: Path) -> None:
     assert (tmp_path / "many.jsonl").read_bytes() == (tmp_path / "one.jsonl").read_bytes()
     with pytest.raises(TacgError, match="Unknown setting 'k_xtra'"):
         fleet.generate(["Hello"], "tacg", k_xtra=1)
+    fleet.close()
+
+
+@pytest.mark.usefixtures("_cluster")
+def test_a_model_with_a_qwen_body(tmp_path: Path) -> None:
+    """SDAR with experts, which sees by blocks of 4."""
+    from tacg.scale import Fleet
+
+    place = write_checkpoint(tmp_path, family="sdar-moe")
+    llm, fleet = tacg.load(place), Fleet(str(place), replicas=2)
+    prompts, short = [f"{word} " * 3 for word in "abcdef"], {"gen_length": 10, "block_length": 4}
+    assert fleet.identity == llm.identity
+    alone = [llm.generate(prompt, "tacg", **short) for prompt in prompts]
+    assert [each.tokens for each in fleet.generate(prompts, "tacg", **short)] == [each.tokens for each in alone]
     fleet.close()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Literal
 
 import httpx2
@@ -13,7 +15,8 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 import tacg
-from tests.serve.conftest import SHORT, wait_until
+from tacg.models.tiny import write_checkpoint
+from tests.serve.conftest import SHORT, running, wait_until
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello <there>"}]
 SETTINGS = dict(SHORT.settings)
@@ -40,6 +43,18 @@ def test_chat_gives_what_the_library_gives(client: OpenAI, llm: tacg.LLM) -> Non
         model="tiny", messages=named, user="u1", prompt_cache_key="k", extra_body=extra
     )
     assert same.choices[0].message.content == alone.text
+
+
+def test_a_model_with_a_qwen_body(tmp_path: Path) -> None:
+    """SDAR, which sees by blocks of 8 here: several clients at once get what the library gives."""
+    sdar = tacg.load(write_checkpoint(tmp_path, family="sdar", block_size=8))
+    questions = [[{"role": "user", "content": f"Hello {word}"}] for word in ("you", "there", "all of you")]
+    alone = [sdar.generate(each, "tacg", **SETTINGS) for each in questions]
+    with running(sdar) as made, ThreadPoolExecutor(3) as pool:
+        create = made.client.chat.completions.create
+        answers = list(pool.map(lambda each: create(model=sdar.model.spec.name, messages=each), questions))
+    assert [each.choices[0].message.content for each in answers] == [each.text for each in alone]
+    assert [each.usage.model_dump()["steps"] for each in answers if each.usage] == [each.steps for each in alone]
 
 
 @pytest.mark.parametrize("stop", [None, "e", ["zz", "o"]])

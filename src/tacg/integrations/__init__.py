@@ -1,1 +1,1 @@
-"""Other people's tools and engines: lm-evaluation-harness, SGLang, transformers, dInfer. Each has its own extra."""
+"""Other people's tools and engines, each with its own extra: lm-eval, SGLang, transformers, diffusers, dInfer."""

@@ -50,13 +50,15 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a step writes: commit bool [R, W] and tokens int64 [R, W], of use where `commit`.
+    """What a step writes: commit bool [R, W].
 
+    tokens, confidence  int64 and float [R, W], the proposal and its probability; meaningful at masks of rows at work
     failed  rows whose logits were unusable: what was left of their block is filled with a token that says nothing
     """
 
     commit: Tensor
     tokens: Tensor
+    confidence: Tensor
     failed: tuple[int, ...]
 
 
@@ -96,7 +98,7 @@ class Blocks:
             {"measured": {"noise": self._drawn(NOISE).squeeze(2)}} if "noise" in self.policy.needs else {}
         )
         signals = scan.to_signals(observed, step=self.steps, steps=self.budget, masked=observed, **drawn)
-        sound, before = signals.eligible, trajectories.state
+        sound, sure, before = signals.eligible, signals.confidence, trajectories.state
         decision = trajectories.decide(self.policy, signals)
         reason = resolve_commits(signals, decision)
         present = torch.zeros_like(self.steps, dtype=torch.bool).index_fill_(0, seats, True)
@@ -108,10 +110,11 @@ class Blocks:
         lost = observed & ~sound
         reason, tokens = reason.masked_fill(lost, Reason.FALLBACK), signals.token.masked_fill(lost, self.filler)
         if self.settings.step_map:
-            self._record(reason, tokens, signals.confidence, blocks)
-        why = torch.zeros_like(masked, dtype=torch.int64).index_copy_(0, rows, reason[seats])
+            self._record(reason, tokens, sure, blocks)
         failed = tuple(rows[lost[seats].any(dim=1)].tolist())
-        return Written(why > 0, torch.zeros_like(why).index_copy_(0, rows, tokens[seats]), failed)
+        told = (each.new_zeros(masked.shape).index_copy_(0, rows, each[seats]) for each in (reason, tokens, sure))
+        why, proposed, confidence = told
+        return Written(why > 0, proposed, confidence, failed)
 
     def release(self, block: Block) -> None:
         """Give a block's seat to the next one."""

@@ -25,9 +25,10 @@ LARGE = 8 << 20  # bytes of a block's fp32 reference above which bf16 is the def
 
 @dataclass(frozen=True)
 class Settings(Knobs):
-    """What is not the policy's. `base` and `preset` choose the policy."""
+    """What is not the policy's. `policy`, or `base`, and `preset` choose the policy."""
 
-    base: str = knob("confidence", "the policy that TACG gates")
+    policy: str | None = knob(None, "any policy that fits a block, such as klass or swd+eb, without the gate")
+    base: str = knob("confidence", "the policy that TACG gates, if `policy` is not given")
     preset: str | None = knob(None, "published settings to start from, such as llada2-mini/any")
     steps: int | None = knob(None, "denoising steps of a block at most (none: one per position)", low=1)
     temperature: float = knob(0.0, "0: most probable token; above 0: random sampling", symbol="T", low=0)
@@ -60,9 +61,7 @@ def read_settings(given: Mapping[str, Any], allowed: Collection[str] = ()) -> tu
     """
     ours = {each.name for each in own_knobs(Settings)} | {"suppress"}
     settings = Settings(**{name: value for name, value in given.items() if name in ours})
-    if settings.base.startswith("tacg"):
-        raise TacgError(f"`base` must be what TACG gates, such as confidence or klass; got {settings.base!r}.")
-    spelling = "tacg" if settings.base == "confidence" else f"tacg+{settings.base}"
+    spelling = _spelling(settings, given)
     if settings.preset is not None:
         settings = _with_preset(settings, given, spelling)
         spelling = f"{spelling}:{settings.preset}"
@@ -74,14 +73,43 @@ def read_settings(given: Mapping[str, Any], allowed: Collection[str] = ()) -> tu
         if name not in ours | theirs | set(allowed):
             raise unknown("setting", str(name), ours | theirs | set(allowed))
     policy = policy.replace(**{name: value for name, value in given.items() if name in theirs})
-    needs = policy.needs  # which may depend on a knob
-    more = (needs.committed, needs.samples, needs.branches, needs.attention, needs.verifier)
-    if needs.scope != "block" or needs.suffix is not None or any(more):
+    if (why := beyond_block(policy)) is not None:
+        asked, named = ("policy", policy) if settings.policy is not None else ("base", cast("Wrapper", policy).base)
         raise TacgError(
-            f"`base` must be a policy that fills the masks of one block, as engines hand over no more than that; "
-            f"`{cast('Wrapper', policy).base.label}` reaches beyond it."
+            f"`{asked}` must be a policy that fills the masks of one block, as engines hand over no more than that; "
+            f"`{named.label}` {why}. `tacg generate` and `tacg serve` run it."
         )
     return policy, settings
+
+
+def beyond_block(policy: Policy) -> str | None:
+    """What a policy wants beyond the logits of one block's masks, which is all that engines hand over; None: nothing.
+
+    It depends on the policy's knobs: `hierarchy` reads committed tokens only if it may re-mask them.
+    """
+    needs = policy.needs
+    wants = {
+        "reads what the model attends to": needs.attention,
+        "needs a verifier": needs.verifier,
+        "tries several branches, a forward for each": needs.branches or needs.samples,
+        "reads committed tokens again": needs.committed,
+        "leaves out part of the suffix": needs.suffix is not None,
+        "looks at masks beyond the block": needs.scope != "block",
+    }
+    return next((why for why, wanted in wants.items() if wanted), None)
+
+
+def _spelling(settings: Settings, given: Mapping[str, Any]) -> str:
+    """The policy's name as the registry takes it."""
+    if settings.policy is not None:
+        if "base" in given:
+            raise TacgError("Give `policy`, which is used as it is, or `base`, which TACG gates; not both.")
+        if ":" in settings.policy:
+            raise TacgError(f"`policy` must be a name without a preset, got {settings.policy!r}: set `preset` as well.")
+        return settings.policy
+    if settings.base.startswith("tacg"):
+        raise TacgError(f"`base` must be what TACG gates, such as confidence or klass; got {settings.base!r}.")
+    return "tacg" if settings.base == "confidence" else f"tacg+{settings.base}"
 
 
 def _with_preset(settings: Settings, given: Mapping[str, Any], policy: str) -> Settings:

@@ -1,9 +1,12 @@
-"""TACG as an algorithm of SGLang (>= 0.5.16): `--dllm-algorithm TACG --dllm-algorithm-config tacg.yaml`.
+"""TACG, and any other policy that fits a block, as an algorithm of SGLang (>= 0.5.16).
+
+`--dllm-algorithm TACG --dllm-algorithm-config tacg.yaml`
 
 SGLang finds `register` through the entry point `sglang.srt.plugins` and calls it in every process. It asks an
-algorithm for one method, `step`, and carries whatever state that wants with the request. Three things to know:
+algorithm for one method, `step`, and carries whatever state that wants with the request. Four things to know:
 a block is done when it was complete before the forward, so each costs one forward more than its steps; rounds have no
-upper limit, so every step has to commit something; and the logits lie in a buffer that the next round overwrites.
+upper limit, so every step has to commit something; a round may be several steps of the same batch, in which `step` is
+also called for blocks that are done; and the logits lie in a buffer that the next forward overwrites.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ class Algorithm:
 
     block_size: int
     mask_id: int
+    supports_step_maps = True  # releases that count steps themselves ask for this: every step commits something
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
@@ -61,22 +65,26 @@ class Algorithm:
         names = forward_batch.rids or [""] * count
         return [Block(stable_seed(self.settings.seed, *each)) for each in zip(names, starts, strict=True)]
 
-    def step(self, forward_batch: Any, full_logits: Tensor, states: list[Block]) -> list[bool]:
-        """Commit into `forward_batch.input_ids`; which blocks were complete already, and may be sent."""
+    def step(self, forward_batch: Any, logits: Any, states: list[Block]) -> list[bool]:
+        """Commit into `forward_batch.input_ids`; which blocks were complete already, and may be sent.
+
+        logits  float [B * W, V], or what the model returned, with `full_logits` of that shape
+        """
         ids = forward_batch.input_ids.view(forward_batch.batch_size, self.block_size)
         masked = ids == self.mask_id
         prompt = getattr(forward_batch, "dllm_prompt_mask", None)  # a prompt may spell the mask; 0.5.23 tells
         if prompt is not None:
             masked &= ~prompt
         busy = masked.any(dim=1).tolist()
-        for row, at_work in enumerate(busy):
-            if not at_work:
+        for row, at in enumerate(busy):
+            if not at:
                 self._done(states[row], forward_batch, row)
         if any(busy):
-            written = self.blocks.step(full_logits, masked, {row: states[row] for row, at in enumerate(busy) if at})
+            at_work = {row: states[row] for row, at in enumerate(busy) if at}
+            written = self.blocks.step(full_logits(logits), masked, at_work)
             ids.copy_(torch.where(written.commit, written.tokens.to(ids.dtype), ids))
             self._tell_failures(forward_batch, written.failed)
-        return [not at_work for at_work in busy]
+        return [not at for at in busy]
 
     def _done(self, block: Block, forward_batch: Any, row: int) -> None:
         if self.settings.step_map and block.commits and forward_batch.rids:
@@ -94,6 +102,20 @@ class Algorithm:
             )
 
 
+def full_logits(logits: Any) -> Tensor:
+    """float [B * W, V] out of what SGLang hands to `step`: today the logits, later all that the model returned."""
+    found = logits if isinstance(logits, torch.Tensor) else getattr(logits, "full_logits", None)
+    if found is None:
+        error = TacgError(
+            "SGLang handed over no logits of the whole vocabulary, only a summary of them (`dllm_vocab_state`: the top "
+            "token and its probability). The policies here compare whole distributions: start the server without that "
+            "summary, or use SGLang's own LowConfidence."
+        )
+        logger.error("%s", error)
+        raise error
+    return found
+
+
 def hand_over_maps(scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
     """Before the scheduler sends results: step maps go into the requests' `meta_info`, a value for each token."""
     algorithm = getattr(scheduler.tp_worker, "dllm_algorithm", None)
@@ -103,7 +125,8 @@ def hand_over_maps(scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
         commits = algorithm.maps.pop(request.rid, [])
         if commits:
             told = request.customized_info = request.customized_info or {}
-            told.setdefault("tacg_step", []).extend(each.step for each in commits)
+            if not getattr(request, "return_step_maps", False):  # then SGLang itself adds them
+                told.setdefault("step_maps", []).extend(each.step for each in commits)
             told.setdefault("tacg_reason", []).extend(each.reason for each in commits)
 
 
