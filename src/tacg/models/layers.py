@@ -87,14 +87,12 @@ def steady_rows(tokens: Tensor, spans: Sequence[Span]) -> tuple[Tensor, Sequence
     return F.pad(tokens, (0, missing)), [*spans, Span(0, missing, missing)]
 
 
+# With a `shift` of 1 hidden states are read one position before; a row's first position reads its own.
 def denoise(
     tokens: Tensor, spans: Sequence[Span], select: Tensor, *, embed: nn.Embedding, layers: Any, norm: nn.Module,
     rotary: int, theta: float, wide: bool = False, block: int | None = None, shift: int = 0,
 ) -> Tensor:  # fmt: skip
-    """The way of every decoder-like family: embed, pass the layers, norm: hidden states [P, D] at `select`.
-
-    With a `shift` of 1 they are read one position before; a row's first position reads its own.
-    """
+    """The way of every decoder-like family: embed, pass the layers, norm: hidden states [P, D] at `select`."""
     tokens, spans = steady_rows(tokens, spans)
     x, rows = embed(tokens.to(embed.weight.device)), None
     kind = {"wide": wide, "block": block, "window": None, "layers": len(layers)}
