@@ -15,7 +15,7 @@ import pytest
 import tacg
 
 ROOT = Path(__file__).parents[1]
-# Lines of the functions that one decode enters. Raised once, from 1,900, for layers in two steps; otherwise only lowered.
+# Lines of the functions that one decode enters. Raised once, from 1,900, for layers in two steps; else only lowered.
 MOST = 1925
 CORE = ("types", "gate", "lazy", "policies", "scan", "engine")
 MOST_OF_CORE = 3000  # lines of the whole files of these rooms that it touches

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import tacg
+from tacg.models import products
 from tacg.models.tiny import write_checkpoint
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def test_bfloat16_is_theirs_to_the_last_bit(tmp_path: Path, monkeypatch: pytest.
     """Llama turns q and k in their own type; LLaDA's code widens them first, and so must the oracle."""
     from transformers.models.llama import modeling_llama
 
+    monkeypatch.setattr(products, "WIDENED", frozenset())  # with PyTorch's own products, as theirs
     narrow_turn = modeling_llama.apply_rotary_pos_emb
 
     def turn(q: torch.Tensor, k: torch.Tensor, *angles: torch.Tensor) -> tuple[torch.Tensor, ...]:
