@@ -109,8 +109,8 @@ def main(
     try:
         if jobs > 1 and not redraw:
             words = words_of(
-                model=model, verifier=verifier, dtype=dtype, device=device, data=data, knob=knob, set=setting,
-                cache=cache, n=n, seed=seed, split=split, batch_size=batch_size, out=out, quick=quick, quantize=quantize,
+                model=model, verifier=verifier, dtype=dtype, device=device, quantize=quantize, data=data, knob=knob,
+                set=setting, cache=cache, n=n, seed=seed, split=split, batch_size=batch_size, out=out, quick=quick,
                 values=points[0], over=points[1], task=names, policy=[as_typed(each) for each in specs],
             )  # fmt: skip
             shares = {f"{part + 1} of {jobs}": ["arena", *words, "--share", f"{part}/{jobs}"] for part in range(jobs)}

@@ -6,8 +6,8 @@ int4  a scale and a lowest value per 32 neighbouring weights of a row, two weigh
 Products of layers and experts are packed. Embeddings, norms, biases and the routers of experts stay as they are. The
 output head is packed in 8 bits for both kinds, unless it is tied to the embeddings: then it stays as it is, too.
 PyTorch's kernels for such weights (`_weight_int8pack_mm`, `_weight_int4pack_mm_for_cpu`) are not used: in float32 they
-take 16 to 51 times as long as a plain product. In bfloat16 they win at 1 and at 16 tokens and lose at 64, which is nearer
-to the forwards of a diffusion model (docs/bench/quantize, measured on one core with AVX2).
+take 16 to 51 times as long as a plain product. In bfloat16 they win at 1 and at 16 tokens and lose at 64, nearer to the
+forwards of a diffusion model (docs/bench/quantize, measured on one core with AVX2).
 """
 
 from __future__ import annotations
