@@ -149,7 +149,7 @@ class LLM:
     @functools.cached_property
     def identity(self) -> dict[str, str]:
         """What distinguishes this model from others: its name, dtype, and digests of weights, config and tokenizer,
-        and of the verifier's weights if there is one."""
+        of the verifier's weights if there is one, and how it is quantized if it is."""
         tensors = _tensors(self.model)
         verifier = {} if self.verifier is None else {"verifier": _digest(self.verifier)}
         config = replace(self.model.spec, name=""), getattr(self.model, "config", None)
@@ -160,6 +160,7 @@ class LLM:
             "config": hashlib.sha256(repr(config).encode()).hexdigest()[:12],
             "tokenizer": self.tokenizer.digest,
             **verifier,
+            **({"quantize": quantize} if (quantize := getattr(self.model, "quantize", None)) else {}),
         }
 
     def encode(self, prompt: str | list[Message] | list[int], chat: bool | None = None) -> list[int]:
@@ -306,11 +307,11 @@ def _digest(model: Denoiser) -> str:
 def load(
     source: str | Path = "pocket", *, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu",
     revision: str | None = None, offline: bool = False, tell: Callable[[int, int], None] | None = None,
-    verifier: str | Path | None = None, compile: bool = False,
+    verifier: str | Path | None = None, compile: bool = False, quantize: str | None = None,
 ) -> LLM:  # fmt: skip
     """Load a model.
 
-    source    a built-in name, a local directory, or a hub id
+    source    a built-in name, a local directory, a .gguf file, or a hub id
     dtype     "float32", "bfloat16", "float16", a torch dtype, or "auto": the checkpoint's own if it is fast on the
               device, otherwise float32
     device    "cpu", "cuda", "cuda:1", "mps", …, or "auto": cuda if there is one, then mps, then cpu; "cuda:0,cuda:1"
@@ -320,8 +321,13 @@ def load(
     verifier  a directory or hub id of an autoregressive model with the same tokenizer, for the policy `apd`; pocket
               includes one
     compile   pass the layers through `torch.compile` on the first forward, which takes a while: fewer kernels on a GPU
+    quantize  "int8" or "int4": keep the weights of all products in so many bits (see `tacg.models.quantized`)
     """
-    llm = LLM(*load_checkpoint(source, dtype=dtype, device=device, revision=revision, offline=offline, tell=tell))
+    llm = LLM(
+        *load_checkpoint(
+            source, dtype=dtype, device=device, revision=revision, offline=offline, tell=tell, quantize=quantize
+        )
+    )
     if compile:
         from tacg.models.compiling import compile_layers
 
@@ -330,15 +336,16 @@ def load(
         own = locate(source) / "verifier"
         verifier = own if own.is_dir() else None
     if verifier is not None:
-        llm.verifier = _verifier(verifier, llm, dtype, device, offline)
+        llm.verifier = _verifier(verifier, llm, dtype, device, offline, quantize)
     return llm
 
 
 def _verifier(
-    source: str | Path, llm: LLM, dtype: str | torch.dtype, device: str | torch.device, offline: bool
-) -> Denoiser:
+    source: str | Path, llm: LLM, dtype: str | torch.dtype, device: str | torch.device, offline: bool,
+    quantize: str | None,
+) -> Denoiser:  # fmt: skip
     """Load a model that can verify what this one drafts."""
-    model, tokenizer = load_checkpoint(source, dtype=dtype, device=device, offline=offline)
+    model, tokenizer = load_checkpoint(source, dtype=dtype, device=device, offline=offline, quantize=quantize)
     if model.spec.mask_id != NO_MASK:
         raise TacgError(f"`verifier` must be an autoregressive model, such as Qwen2.5-0.5B; {str(source)!r} is none.")
     if not tokenizer.agrees_with(llm.tokenizer):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
 
-def let_go(tensor: Tensor) -> None:
-    """Give back the pages behind a tensor on the CPU; what it holds is lost (or read again, if it maps a file).
+def let_go(tensor: Tensor | NDArray[Any]) -> None:
+    """Give back the pages behind a tensor or array on the CPU; what it holds is lost, or read again if it maps a file.
 
     Only whole pages inside the tensor; on systems without `madvise` nothing happens.
     """
@@ -24,10 +25,10 @@ def hold_in_large_pages(tensor: Tensor) -> None:
     _advise(tensor, "MADV_HUGEPAGE")
 
 
-def _advise(tensor: Tensor, what: str) -> None:
-    page = mmap.PAGESIZE
-    start = -(-tensor.data_ptr() // page) * page
-    size = (tensor.data_ptr() + tensor.nbytes) // page * page - start
+def _advise(tensor: Tensor | NDArray[Any], what: str) -> None:
+    page, first = mmap.PAGESIZE, tensor.ctypes.data if hasattr(tensor, "ctypes") else tensor.data_ptr()
+    start = -(-first // page) * page
+    size = (first + tensor.nbytes) // page * page - start
     with contextlib.suppress(AttributeError, OSError):
         if size > 0:
             ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), getattr(mmap, what))

@@ -29,6 +29,11 @@ QWEN_PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
     r"|\s+(?!\S)|\s+"
 )
+# The same by the names that GGUF files use; LLaDA-MoE's tokenizer is Ling's.
+LING_PIECES = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+PIECES = {"qwen2": QWEN_PIECES, "llada-moe": LING_PIECES, "bailingmoe": LING_PIECES, "bailingmoe2": LING_PIECES}
 
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # a byte for which the vocabulary has no token
@@ -47,6 +52,13 @@ class Tokenizer:
             if is_file(template)
             else _plain(self.config.get("chat_template"))
         )
+
+    @classmethod
+    def of(cls, backend: Any, config: Mapping[str, Any]) -> Tokenizer:
+        """A tokenizer that does not come from files; `config` is what tokenizer_config.json would say."""
+        made = cls.__new__(cls)
+        made.config, made._backend, made.chat_template = config, backend, _plain(config.get("chat_template"))
+        return made
 
     @functools.cached_property
     def digest(self) -> str:
@@ -192,25 +204,35 @@ def _framed(backend: Any, vocabulary: dict[str, int]) -> Any:
 
 
 def _byte_pairs(vocabulary: Path, merges: Path, config: Mapping[str, Any]) -> Any:
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer, models
 
-    backend = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
-    if backend.token_to_id("<mask>") is not None:
-        return _roberta(backend)
+    model = models.BPE.from_file(str(vocabulary), str(merges))
+    if model.token_to_id("<mask>") is not None:
+        return _roberta(Tokenizer(model))
+    added = sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
+    backend = byte_pair_backend(model, "qwen2", [(token["content"], token.get("special", True)) for _, token in added])
+    for number, token in added:
+        if backend.token_to_id(token["content"]) != int(number):
+            raise ValueError(f"the added token {token['content']!r} must get id {number}, got another")
+    return backend
+
+
+def byte_pair_backend(model: Any, rule: str, added: Sequence[tuple[str, bool]]) -> Any:
+    """Byte pairs as Qwen2 has them: texts split by a rule of `PIECES`, added tokens with whether they are special."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+
+    backend = Tokenizer(model)
     backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(QWEN_PIECES), "isolated"),
+            pre_tokenizers.Split(Regex(PIECES[rule]), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     backend.decoder = decoders.ByteLevel()
-    added = config.get("added_tokens_decoder") or {}
-    for number, token in sorted(added.items(), key=lambda item: int(item[0])):
-        made = AddedToken(token["content"], special=bool(token.get("special", True)), normalized=False)
-        (backend.add_special_tokens if made.special else backend.add_tokens)([made])
-        if backend.token_to_id(token["content"]) != int(number):
-            raise ValueError(f"the added token {token['content']!r} must get id {number}, got another")
+    for content, special in added:
+        token = AddedToken(content, special=bool(special), normalized=False)
+        (backend.add_special_tokens if special else backend.add_tokens)([token])
     return backend
 
 

@@ -13,7 +13,17 @@ from tacg.errors import TacgError
 from tacg.records.flat import read_rows
 from tests.cli.test_cli import TACG
 
-KINDS = {"scan": 6, "gate": 12, "memory": 3, "decode": 3, "device": 5, "cache": 10, "load": 2, "constraint": 3}
+KINDS = {
+    "scan": 6,
+    "gate": 12,
+    "memory": 3,
+    "decode": 3,
+    "device": 5,
+    "cache": 10,
+    "load": 2,
+    "constraint": 3,
+    "quantize": 9,
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -32,6 +42,6 @@ def test_a_glance_at_each(kind: str, tmp_path: Path) -> None:
         assert len(read_rows(tmp_path / "rows.jsonl")) == times * KINDS[kind]
     assert all(row["bench"] == kind and row["hardware"] for row in rows)
     ratios = {"over_floor", "over_fp32_block", "times_faster", "share_of_limit", "peak_over_size", "outside_forward"}
-    ratios |= {"kernels_per_layer", "held_share", "share_of_step"}
+    ratios |= {"kernels_per_layer", "held_share", "share_of_step", "perplexity_over_plain", "seconds_over_plain"}
     assert all(row.keys() & ratios for row in rows)
     assert (tmp_path / "page.html").is_file()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+import tacg
 from tacg.bench.simulated_device import SimulatedDevice, Tally, attention
 from tacg.cache import Cache, Store
 from tacg.models import lanes
 from tacg.models.base import AttentionMap, Span, Spans
+from tacg.models.quantized import KINDS
 from tacg.models.rows import packed_rows
-from tacg.models.tiny import random_model
+from tacg.models.tiny import random_model, write_checkpoint
 
 Forward = list[Span]
 FAMILIES = ("llada", "dream", "llada2", "llada-moe", "qwen2")
@@ -144,6 +147,15 @@ def test_attention_is_shown_as_on_the_cpu() -> None:
         logits("llada", [spans], device, torch.float32)
     with SimulatedDevice():
         torch.testing.assert_close(maps["cuda"].mean().cpu(), maps["cpu"].mean(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ["llada", "dream", "llada2", "llada-moe"])
+def test_smaller_weights_are_the_cpus(family: str, kind: str, tmp_path: Path) -> None:
+    source, ids = write_checkpoint(tmp_path, family=family, liveliness=1.0), torch.arange(6, 54).reshape(2, 24)
+    with SimulatedDevice():
+        made = tacg.load(source, device="cuda", quantize=kind).logits(ids).cpu()
+    torch.testing.assert_close(made, tacg.load(source, quantize=kind).logits(ids), atol=1e-5, rtol=1e-5)
 
 
 def test_without_pytorchs_kernel_rows_are_padded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,23 +38,25 @@ import json, sys, time, torch, tacg, tacg.llm
 def memory(field):
     return 1024 * int(next(line for line in open("/proc/self/status") if line.startswith(field)).split()[1])
 before, began = memory("VmRSS"), time.perf_counter()
-llm = tacg.load(sys.argv[1], dtype="bfloat16")
+llm = tacg.load(sys.argv[1], dtype="bfloat16", quantize=sys.argv[2] or None)
 seconds = time.perf_counter() - began
 for weight in llm.model.parameters():
     weight.flatten()[::512].float().sum()
-print(json.dumps({"peak": memory("VmHWM") - before, "seconds": seconds}))
+kept = sum(weight.nbytes for weight in llm.model.parameters())
+print(json.dumps({"peak": memory("VmHWM") - before, "kept": kept, "seconds": seconds}))
 """
 
 
-def measure(gigabytes: float) -> Iterator[ResultRow]:
+def measure(gigabytes: float, families: Sequence[str] = (*SHAPES,), quantize: str | None = None) -> Iterator[ResultRow]:
     """One row per family."""
-    for family in SHAPES:
+    for family in families:
         with tempfile.TemporaryDirectory(prefix="tacg-load-") as scratch:
             size = _write(Path(scratch), family, gigabytes)
-            done = subprocess.run([sys.executable, "-c", CHILD, scratch], check=True, capture_output=True, text=True)
-            found = json.loads(done.stdout)
+            command = [sys.executable, "-c", CHILD, scratch, quantize or ""]
+            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         yield {
             "bench": "load", "family": family, "bytes": size, "peak_bytes": found["peak"],
+            "quantize": quantize or "none", "kept_bytes": found["kept"],
             "peak_over_size": found["peak"] / size, "load_seconds": found["seconds"], **surroundings(),
         }  # fmt: skip
 

@@ -16,6 +16,7 @@ from tacg.cli.common import (
     Model,
     N,
     Out,
+    Quantize,
     Quick,
     Seed,
     SettingOptions,
@@ -50,6 +51,7 @@ def main(
     verifier: Verifier = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    quantize: Quantize = None,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -71,7 +73,7 @@ def main(
     n = min(n, 16) if quick else n
     settings = parse_settings(gates, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
     with progress("ablation", n * len(tasks) * len(gates) * (1 + len(PARTS))) as tick:
         sample = Sample(n, seed, split, batch_size)
         rows = ablate(llm, tasks, gates, sample, settings, ledger, tick)

@@ -18,6 +18,7 @@ from tacg.cli.common import (
     Json,
     Model,
     N,
+    Quantize,
     Quick,
     Redraw,
     Seed,
@@ -68,6 +69,7 @@ def main(
     verifier: Verifier = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    quantize: Quantize = None,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -107,15 +109,15 @@ def main(
     try:
         if jobs > 1 and not redraw:
             words = words_of(
-                model=model, verifier=verifier, dtype=dtype, device=device, data=data, knob=knob, set=setting,
-                cache=cache, n=n, seed=seed, split=split, batch_size=batch_size, out=out, quick=quick,
+                model=model, verifier=verifier, dtype=dtype, device=device, quantize=quantize, data=data, knob=knob,
+                set=setting, cache=cache, n=n, seed=seed, split=split, batch_size=batch_size, out=out, quick=quick,
                 values=points[0], over=points[1], task=names, policy=[as_typed(each) for each in specs],
             )  # fmt: skip
             shares = {f"{part + 1} of {jobs}": ["arena", *words, "--share", f"{part}/{jobs}"] for part in range(jobs)}
             run_apart(shares, jobs, out / "rows.jsonl")
         elif not redraw:
             part, parts = (int(word) for word in (share or "0/1").split("/"))
-            llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+            llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
             _play(llm, planned[part::parts], Sample(n, seed, split, batch_size, settings=settings), out)
     except KeyboardInterrupt:
         typer.secho("stopped; run the same command again to continue", err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,6 +47,7 @@ KINDS = (
     "graders",
     "agreement",
     "constraint",
+    "quantize",
 )
 LOADING = ("decode", "serve", "soak", "agreement")  # those that load --model in this process
 PLACED = ("scan", "gate", "cache")  # those that measure on --device without loading anything
@@ -75,7 +77,9 @@ tacg bench graders --sets data               are the graders right? correct and 
 
 tacg bench agreement --sources checkouts     do we decode as the authors' code does? compared canvas by canvas
 
-tacg bench constraint --trials 10000         are constraints always met? random constraints and logits; cost; answers"""
+tacg bench constraint --trials 10000         are constraints always met? random constraints and logits; cost; answers
+
+tacg bench quantize                          what int8 and int4 weights cost: perplexity, answers, memory, time"""
 
 
 def main(
@@ -88,7 +92,7 @@ def main(
     device: Device = "cpu",
     setting: SettingOptions = None,
     kept: CacheMode = None,
-    gigabytes: Annotated[float, typer.Option(help="load: size of the checkpoint.", min=0.01)] = 2.0,
+    gigabytes: Annotated[float, typer.Option(help="load, quantize: size of the checkpoint.", min=0.01)] = 2.0,
     requests: Annotated[int, typer.Option(help="serve, fleet, constraint: total number of requests.", min=1)] = 1000,
     trials: Annotated[int, typer.Option(help="constraint: random constraints to decode.", min=2)] = 10_000,
     problems: Annotated[int, typer.Option(help="constraint: problems per task.", min=1)] = 200,
@@ -99,7 +103,10 @@ def main(
         "checkouts"
     ),
     only: Annotated[
-        str, typer.Option(help="agreement: only decoders with this word in their name; constraint: only this part.")
+        str,
+        typer.Option(
+            help="agreement: only decoders with this word in their name; constraint, quantize: only this part."
+        ),
     ] = "",
     out: Annotated[Path | None, typer.Option(help="Directory for rows and page; default: runs/bench-KIND.")] = None,
     quick: Quick = False,
@@ -199,6 +206,19 @@ def main(
         made = constraint.measure(model, count, requests, problems, seed=seed, only=only, quick=quick)
         rows = _collect(made, 3 if quick else 16, out)
         present("Structured answers", rows, constraint.tables(rows), {}, out, as_json)
+    elif kind == "quantize":
+        from tacg.bench import quantize
+        from tacg.files import write_file
+        from tacg.records.flat import read_rows
+
+        if only and only not in quantize.PARTS:
+            raise unknown("part", only, quantize.PARTS)
+        n, size, rounds = (4, 0.05, 3) if quick else (100, gigabytes, 9)
+        parts = (only,) if only else quantize.PARTS
+        made = quantize.measure(partial(load_model, model), n, size, rounds, parts)
+        rows = _collect(made, 9, out)
+        write_file(out / "report.md", quantize.report(read_rows(out / "rows.jsonl")))
+        present("Smaller weights", rows, quantize.tables(rows), {}, out, as_json)
 
 
 def _refuse_unused(kind: str, loading: dict[str, bool], decoding: dict[str, bool]) -> None:

@@ -18,6 +18,7 @@ from tacg.cli.common import (
     Json,
     Model,
     PolicyName,
+    Quantize,
     SettingOptions,
     Verifier,
     Watch,
@@ -65,6 +66,7 @@ def main(
     verifier: Verifier = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    quantize: Quantize = None,
     policy: PolicyName = "tacg",
     setting: SettingOptions = None,
     cache: CacheMode = None,
@@ -74,7 +76,7 @@ def main(
 ) -> None:
     """Answer each line, given the conversation so far; commands begin with a slash."""
     settings = parse_settings(policy, setting, cache)
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
     if not llm.tokenizer.chat_template:
         raise TacgError(f"{model!r} has no chat template, so it cannot follow a conversation; use `tacg generate`.")
     talk = Conversation(llm, model, policy, settings, watch, delay)

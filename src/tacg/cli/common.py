@@ -69,6 +69,9 @@ Verifier = Annotated[
 Device = Annotated[
     str, typer.Option("--device", help="cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one, otherwise the CPU.")
 ]
+Quantize = Annotated[
+    str | None, typer.Option("--quantize", help="int8 or int4: keep the weights of all products in so many bits.")
+]
 Dtype = Annotated[
     str,
     typer.Option(
@@ -210,7 +213,9 @@ def benchmark_files(names: Sequence[str], words: Sequence[str]) -> dict[str, str
     return files
 
 
-def load_model(name: str, *, dtype: str = "float32", device: str = "cpu", verifier: str | None = None) -> LLM:
+def load_model(
+    name: str, *, dtype: str = "float32", device: str = "cpu", verifier: str | None = None, quantize: str | None = None
+) -> LLM:
     """Load a model, with a progress bar; a built-in one says first what it is."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
@@ -220,13 +225,13 @@ def load_model(name: str, *, dtype: str = "float32", device: str = "cpu", verifi
 
     if name in BUILT_IN:
         typer.secho(f"{name}: {BUILT_IN[name]}", dim=True, err=True)
-        return load(name, dtype=dtype, device=device, verifier=verifier)
+        return load(name, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
     with Progress(
         TextColumn("loading"), BarColumn(), DownloadColumn(), console=Console(stderr=True), transient=True
     ) as bar:
         line = bar.add_task("", total=None)
         return load(
-            name, dtype=dtype, device=device, verifier=verifier,
+            name, dtype=dtype, device=device, verifier=verifier, quantize=quantize,
             tell=lambda done, total: bar.update(line, completed=done, total=total),
         )  # fmt: skip
 

@@ -17,6 +17,7 @@ from tacg.cli.common import (
     Json,
     Model,
     N,
+    Quantize,
     Seed,
     SettingOptions,
     Split,
@@ -54,6 +55,7 @@ def main(
     verifier: Verifier = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    quantize: Quantize = None,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -77,7 +79,7 @@ def main(
     tasks = load_tasks(task or task_names(), data, knob)
     settings = parse_settings(policies, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl" if out is not None else None)
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
     with progress("comparing", n * len(policies) * len(tasks)) as tick:
         sample = Sample(n, seed, split, batch_size)
         rows = compare(llm, tasks, policies, sample, settings, ledger, tick)

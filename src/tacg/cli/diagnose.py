@@ -19,6 +19,7 @@ from tacg.cli.common import (
     N,
     Out,
     Prompts,
+    Quantize,
     Quick,
     Seed,
     SettingOptions,
@@ -56,6 +57,7 @@ def main(
     verifier: Verifier = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    quantize: Quantize = None,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -96,7 +98,7 @@ def main(
     )
     n = min(n, 16) if quick else n
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
     with progress("diagnosis", n * len(tasks)) as tick:
         sample = Sample(n, seed, split, batch_size)
         rows = diagnose(llm, tasks, policy, sample, ledger, tick, settings)

@@ -17,6 +17,7 @@ from tacg.cli.common import (
     Json,
     Model,
     PolicyName,
+    Quantize,
     Seed,
     SettingOptions,
     Split,
@@ -65,6 +66,7 @@ def main(
     verifier: Verifier = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    quantize: Quantize = None,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -102,9 +104,11 @@ def main(
             raise TacgError("--verifier is loaded on this machine, --ray decodes elsewhere: use one of them.")
         if as_typed(policy) != policy:
             raise TacgError(f"--ray decodes elsewhere, where {as_typed(policy)} is not known: use one of them.")
+        if quantize is not None:
+            raise TacgError("--quantize is not available with --ray yet: leave one of them out.")
         decoder = Fleet(model, address=ray, cores=cores, dtype=dtype)
     else:
-        decoder = llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+        decoder = llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
         if watch:
             _watch_first(llm, chosen, policy, seed, split, settings)
     title = f"{task} · {policy}"

@@ -19,6 +19,7 @@ from tacg.cli.common import (
     Json,
     Model,
     PolicyName,
+    Quantize,
     SettingOptions,
     Verifier,
     Watch,
@@ -56,6 +57,7 @@ def main(
     verifier: Verifier = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    quantize: Quantize = None,
     policy: PolicyName = "tacg",
     setting: SettingOptions = None,
     cache: CacheMode = None,
@@ -78,7 +80,7 @@ def main(
     if watch and len(prompts) > 1:
         raise TacgError(f"--watch shows one prompt, got {len(prompts)}; leave it out or pass one.")
 
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
     hint_at_tasks(model, prompts)
     chat = False if raw else None
     done: dict[int, Output] = {}  # filled as prompts finish, so that Ctrl-C loses none of them

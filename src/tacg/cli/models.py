@@ -14,7 +14,11 @@ tacg models
 
 tacg eval --model pocket --task pocket-sudoku --n 1 --watch
 
-tacg generate "Who wrote Faust?" --model ./LLaDA-8B-Instruct --dtype auto --device auto"""
+tacg generate "Who wrote Faust?" --model ./LLaDA-8B-Instruct --dtype auto --device auto
+
+tacg generate "Who wrote Faust?" --model ./LLaDA-8B-Instruct --quantize int8     half the memory of bfloat16; or int4
+
+tacg generate "Who wrote Faust?" --model ./llada-8b-q8_0.gguf      GGUF of LLaDA, Dream or LLaDA-MoE"""
 
 
 def main(

@@ -20,6 +20,7 @@ from tacg.cli.common import (
     Model,
     Out,
     Prompts,
+    Quantize,
     Seed,
     SettingOptions,
     TaskKnobs,
@@ -53,6 +54,7 @@ def main(
     verifier: Verifier = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    quantize: Quantize = None,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -105,7 +107,7 @@ def main(
         split, lengths, what = split_to_choose_on(chosen_task), dict(chosen_task.decode), chosen_task.name
         asked = [] if labels else [each.asked for each in chosen_task.problems(split, MOST, seed)]
     candidates = candidates_of(specs, lengths, fixed)
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
     with progress("recommending", None) as tick:
         problems: Problems
         if chosen_task is not None and labels:

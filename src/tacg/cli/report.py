@@ -18,6 +18,7 @@ from tacg.cli.common import (
     Jobs,
     Json,
     Model,
+    Quantize,
     Quick,
     Seed,
     SettingOptions,
@@ -45,6 +46,7 @@ def main(
     verifier: Verifier = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    quantize: Quantize = None,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -75,12 +77,12 @@ def main(
     if jobs > 1:
         words = ["report", *words_of(
             model=model, verifier=verifier, dtype=dtype, device=device, data=data, knob=knob, set=setting, cache=cache,
-            seed=seed, batch_size=batch_size, home=home, quick=quick,
+            seed=seed, batch_size=batch_size, home=home, quick=quick, quantize=quantize,
         )]  # fmt: skip
         with tempfile.TemporaryDirectory() as scratch:  # for reports of one task: the whole one is drawn from all rows
             commands = {each.name: [*words, "-t", each.name, "--out", f"{scratch}/{each.name}.md"] for each in tasks}
             run_apart(commands, jobs, home / "rows.jsonl")
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
     study = Study(llm, tasks, scale, home, progress, seed, batch_size, settings)
     written = write_report(study, out)
     files = {"report": written, "page": written.with_suffix(".html"), "rows": study.ledger.path}

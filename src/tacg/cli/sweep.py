@@ -17,6 +17,7 @@ from tacg.cli.common import (
     Json,
     Model,
     N,
+    Quantize,
     Quick,
     Seed,
     SettingOptions,
@@ -67,6 +68,7 @@ def main(
     verifier: Verifier = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    quantize: Quantize = None,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -101,7 +103,7 @@ def main(
     n = min(n, 12) if quick else n
     settings = parse_settings(policies, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
     points = len(across.values) * (len(up.values) if up else 1) * len(policies) * len(tasks)
     with progress("sweep", n * points) as tick:
         sample = Sample(n, seed, split, batch_size)

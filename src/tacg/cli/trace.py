@@ -16,6 +16,7 @@ from tacg.cli.common import (
     Json,
     MaybeTask,
     Model,
+    Quantize,
     Seed,
     SettingOptions,
     TaskKnobs,
@@ -56,6 +57,7 @@ def main(
     verifier: Verifier = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    quantize: Quantize = None,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -83,7 +85,7 @@ def main(
             raise TacgError(f"Say what to trace: one prompt, or --task, or .jsonl files; got {len(words)} words.")
         chosen, policies = load_task(task, data, knob) if task else words[0], policy or ["tacg"]
         settings = parse_settings(policies, setting, cache)
-        llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+        llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
         hint_at_tasks(model, words)
         files = _record(llm, chosen, seed, policies, settings, out)
     traces = [read_trace(file) for file in files]

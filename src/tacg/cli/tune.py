@@ -21,6 +21,7 @@ from tacg.cli.common import (
     Out,
     PolicyName,
     Prompts,
+    Quantize,
     Quick,
     Seed,
     SettingOptions,
@@ -63,6 +64,7 @@ def main(
     verifier: Verifier = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
+    quantize: Quantize = None,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -99,7 +101,7 @@ def main(
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
     chosen_task = load_task(task, data, knob) if task else None
     asked, decode, what = asked_of(chosen_task, prompts, n, seed)
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
     with progress("tuning", trials * n) as tick:
         if chosen_task is not None and labels:
             judge = by_labels(llm, chosen_task, policy, Sample(n, seed, "dev", batch_size), ledger, tick)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from tacg.errors import TacgError
 from tacg.models.experts import Experts
@@ -18,7 +19,7 @@ from tacg.models.layers import LayerSteps
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor, nn
+    from torch import nn
 
 
 def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
@@ -33,9 +34,9 @@ def compile_layers(model: nn.Module, backend: str = "inductor") -> None:
 
 
 def _counts_on_the_host(layer: LayerSteps) -> bool:
-    """Whether the layer asks how many tokens an expert has: on the CPU, where groups are filled up."""
-    experts = [module for module in layer.modules() if isinstance(module, Experts)]
-    return any(each.gate_proj.device.type == "cpu" for each in experts)
+    """Whether the layer asks how many tokens an expert has: on the CPU, where groups are filled up, and if packed."""
+    weights: list[object] = [module.gate_proj for module in layer.modules() if isinstance(module, Experts)]
+    return any(not isinstance(each, Tensor) or each.device.type == "cpu" for each in weights)
 
 
 def _piece(step: Callable[..., Any], backend: str) -> Callable[..., Any]:

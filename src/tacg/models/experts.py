@@ -47,7 +47,10 @@ class Experts(SideBySide):
         self.numbers = torch.arange(len(self.gate_proj), device=self.gate_proj.device)
 
     def _aligned(self) -> bool:
-        """Whether PyTorch has a product of all groups at once (from 2.10 on), and for these sizes."""
+        """Whether PyTorch has a product of all groups at once (from 2.10 on), and for these sizes and weights."""
+        weight: object = self.down_proj
+        if not isinstance(weight, Tensor):  # packed
+            return False
         sizes = self.down_proj.shape[1:]
         return hasattr(F, "grouped_mm") and not any(size * self.down_proj.element_size() % 16 for size in sizes)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tacg.models.base import ModelSpec
     from tacg.models.dream import DreamAttention
+    from tacg.models.quantized import PackedWeight
     from tacg.models.qwen3 import Qwen3Attention
     from tacg.models.rows import PackedRows, Turns
 
@@ -43,6 +44,7 @@ class Network(nn.Module):
     """What the families have in common: hidden states first, then logits. Subclasses say how, and which table."""
 
     shows_attention = True
+    quantize: str | None = None
     spec: ModelSpec
     lm_head: Linear
 
@@ -73,7 +75,7 @@ class Network(nn.Module):
         return self.head(self.hidden(tokens, spans, select))
 
 
-def steady_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def steady_linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
     """[P, D] -> [P, V]. Few rows are filled up, so that rounding does not depend on their number."""
     missing = max(0, STEADY_ROWS - len(x)) if x.device.type == "cpu" else 0
     return linear(F.pad(x, (0, 0, 0, missing)) if missing else x, weight, bias)[: len(x)]

@@ -1,40 +1,37 @@
-"""From a directory (or hub id, or built-in name) to a model: config.json + safetensors, no pickle, no remote code."""
+"""From a directory, GGUF file, hub id or built-in name to a model: no pickle, no remote code."""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from tacg.errors import TacgError, unknown
-from tacg.madvise import let_go
 from tacg.models.base import NO_MASK, ModelSpec
 from tacg.models.bert import Bert, BertConfig, MaskedLM
 from tacg.models.dream import Dream, DreamConfig
 from tacg.models.fields import short
+from tacg.models.gguf_file import GgufFile
 from tacg.models.judges import JUDGES, judge_checkpoint
 from tacg.models.layers import LayerSteps
 from tacg.models.llada import Llada, LladaConfig
 from tacg.models.llada2 import Llada2, Llada2Config
 from tacg.models.modernbert import ModernBert, ModernBertConfig
-from tacg.models.products import SideBySide, is_good_at
+from tacg.models.products import is_good_at
+from tacg.models.quantized import check_kind
 from tacg.models.qwen2 import FAST_DLLM, Qwen2
 from tacg.models.qwen3 import Qwen3, Qwen3Config
-from tacg.text import LLADA_TEMPLATE, Tokenizer, is_file, read_json
+from tacg.models.weights import Safetensors, Unfilled, fill, own_dtype
+from tacg.text import LLADA_TEMPLATE, Tokenizer, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
-    from torch import Tensor
-
-    Tell = Callable[[int, int], None]  # told how many of how many bytes are loaded
+    from tacg.models.weights import Tell
 
 AnyNetwork = Llada | Dream | Llada2 | Qwen3 | Bert | ModernBert
 
@@ -74,22 +71,28 @@ END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|role_end|>")
 
 def load_checkpoint(
     source: str | Path, *, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu",
-    revision: str | None = None, offline: bool = False, tell: Tell | None = None,
+    revision: str | None = None, offline: bool = False, tell: Tell | None = None, quantize: str | None = None,
 ) -> tuple[AnyNetwork, Tokenizer]:  # fmt: skip
     """The model, in evaluation mode on its device, and its tokenizer."""
-    kind, places = _dtype(dtype), _devices(device)
+    kind, places, packing = _dtype(dtype), _devices(device), check_kind(quantize)
     directory = locate(source, revision=revision, offline=offline)
-    config = _with_block(read_json(directory / "config.json"), source, directory)
+    packed_file = GgufFile(directory) if directory.suffix == ".gguf" and directory.is_file() else None
+    config = packed_file.config() if packed_file else read_json(directory / "config.json")
+    config = _with_block(config, source, directory)
     family = config.get("model_type")
     if not isinstance(family, str) or family not in FAMILIES:
         raise TacgError(
             f"{directory / 'config.json'}: model_type {short(family)} is not supported. "
             f"Supported: {', '.join(FAMILIES)} (see `tacg models`)."
         )
-    with torch.device("meta"):
+    with Unfilled():
         model = FAMILIES[family](config)
-    _fill(model, directory, kind or _own_dtype(directory, places[0]), Placement.of(model, places), tell)
-    tokenizer = Tokenizer(directory)
+    weights = packed_file or Safetensors(directory)
+    if kind is None:
+        own = own_dtype(weights)
+        kind = own if is_good_at(places[0], own) else torch.float32
+    fill(model, weights, kind, Placement.of(model, places), packing, tell)
+    tokenizer = packed_file.tokenizer() if packed_file else Tokenizer(directory)
     if family == "llada" and "<|start_header_id|>" in (tokenizer.chat_template or ""):
         tokenizer.chat_template = LLADA_TEMPLATE  # the shipped one is reported to add the assistant's header always
     model.spec = _spec(str(source), family, config, directory, model, tokenizer)
@@ -110,20 +113,6 @@ def _dtype(name: object) -> torch.dtype | None:
     if not isinstance(name, str | torch.dtype) or short not in DTYPES:
         raise unknown("dtype", short, [*DTYPES, "auto"])
     return DTYPES[short]
-
-
-def _own_dtype(directory: Path, device: torch.device) -> torch.dtype:
-    """What most of the weights are kept in, if the device computes well in it; otherwise float32."""
-    bytes_of: dict[str, int] = {}
-    for file in _files(directory):
-        with _opened(file) as shard:
-            for name in shard.keys():  # noqa: SIM118 (not a mapping)
-                part = shard.get_slice(name)
-                kind = str(part.get_dtype())
-                bytes_of[kind] = bytes_of.get(kind, 0) + math.prod(part.get_shape())
-    most = max(bytes_of, key=lambda kind: bytes_of[kind], default="F32")
-    own = {"BF16": torch.bfloat16, "F16": torch.float16}.get(most, torch.float32)
-    return own if is_good_at(device, own) else torch.float32
 
 
 def _devices(names: object) -> list[torch.device]:
@@ -190,10 +179,12 @@ def locate(source: str | Path, *, revision: str | None = None, offline: bool = F
     if str(source) in JUDGES and not Path(source).is_dir():
         return judge_checkpoint(str(source))
     path = Path(source).expanduser()
-    if path.is_dir():
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
         return path
     if path.exists():
-        raise TacgError(f"{path} is a file; a checkpoint is a directory with config.json and *.safetensors.")
+        raise TacgError(
+            f"{path} is a file; a checkpoint is a directory with config.json and *.safetensors, or a .gguf file."
+        )
     name = str(source)
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         near = difflib.get_close_matches(name, [*BUILT_IN, *JUDGES], n=1, cutoff=0.6)
@@ -217,137 +208,6 @@ def _download(hub_id: str, revision: str | None, offline: bool) -> Path:
             f"{hub_id!r} {what} ({type(error).__name__}: {error}). "
             "Check the name and the network, or give a local directory."
         ) from error
-
-
-def _fill(model: AnyNetwork, directory: Path, dtype: torch.dtype, placed: Placement, tell: Tell | None) -> None:
-    """Put the checkpoint's tensors into a model that was built without storage.
-
-    First all names, shapes and types are compared with config.json; then each tensor is placed as soon as it is read,
-    straight from the mapped file. Experts, which come one by one, go to their slice of the stack; on a GPU tables that
-    belong together go to their slice of a common one.
-    """
-    wanted = model.state_dict()
-    places = _places(model, directory)
-    total, done = sum(size for _, _, size in places.values()), 0
-    found = _common_tables(model, dtype, placed)
-    for file in _files(directory):
-        with _opened(file) as shard:
-            for name in shard.keys():  # noqa: SIM118 (not a mapping)
-                if name not in places:
-                    continue
-                target, expert, size = places[name]
-                kind = torch.float32 if target.endswith("expert_bias") else dtype
-                source, device = shard.get_tensor(name), placed(target)
-                if expert is None and target not in found:
-                    found[target] = source.to(device=device, dtype=kind)
-                else:
-                    if target not in found:
-                        found[target] = torch.empty(wanted[target].shape, dtype=kind, device=device)
-                    (found[target] if expert is None else found[target][expert]).copy_(source)
-                if found[target].data_ptr() != source.data_ptr():
-                    let_go(source)
-                done += size
-                if tell is not None:
-                    tell(done, total)
-    model.load_state_dict(found, assign=True)
-    model.requires_grad_(False)
-    for module in model.modules():
-        if isinstance(module, SideBySide):
-            module.settle()
-
-
-def _common_tables(model: AnyNetwork, dtype: torch.dtype, placed: Placement) -> dict[str, Tensor]:
-    """On a GPU: where the tensors go whose tables lie side by side, by name."""
-    if placed.devices[0].type != "cuda":
-        return {}
-    modules = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, SideBySide)]
-    return {
-        f"{prefix}.{name}": place
-        for prefix, module in modules
-        for name, place in module.make_room(dtype, placed(f"{prefix}.")).items()
-    }
-
-
-def _places(model: AnyNetwork, directory: Path) -> dict[str, tuple[str, int | None, int]]:
-    """Where every tensor of the files goes (parameter, expert) and its size; raises unless all of it fits."""
-    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    places: dict[str, tuple[str, int | None, int]] = {}
-    given: dict[str, set[int | None]] = {}
-    for file in _files(directory):
-        with _opened(file) as shard:
-            for name in shard.keys():  # noqa: SIM118 (not a mapping)
-                part = shard.get_slice(name)
-                place = model.placed(name)
-                if place is None:
-                    continue
-                target, expert = place
-                shape, kind = tuple(part.get_shape()), str(part.get_dtype())
-                _check_tensor(f"{file.name}: {name!r}", wanted.get(target), expert, shape, kind)
-                if expert in given.setdefault(target, set()):
-                    raise TacgError(f"{file.name}: {name!r} occurs twice.")
-                given[target].add(expert)
-                places[name] = target, expert, math.prod(shape) * (4 if kind == "F32" else 2)
-    missing = [
-        name
-        for name, shape in wanted.items()
-        if not {None} & given.get(name, set()) and not _all(shape, given.get(name))
-    ]
-    if missing:
-        raise TacgError(
-            f"{directory}: {len(missing)} tensor(s) missing from the safetensors files, first {min(missing)!r}."
-        )
-    return places
-
-
-def _all(shape: tuple[int, ...], experts: set[int | None] | None) -> bool:
-    """Whether every expert of a stack was given."""
-    return experts is not None and len(experts) == shape[0]
-
-
-def _check_tensor(
-    what: str, wanted: tuple[int, ...] | None, expert: int | None, shape: tuple[int, ...], kind: str
-) -> None:
-    """Compare a tensor of a file with the parameter that it is for."""
-    if wanted is None:
-        raise TacgError(f"{what} is an unexpected tensor; config.json describes no such part.")
-    if expert is not None:
-        if expert >= wanted[0]:
-            raise TacgError(f"{what} is beyond the {wanted[0]} experts of config.json.")
-        wanted = wanted[1:]
-    if shape != wanted:
-        raise TacgError(f"{what} must have shape {wanted}, got {shape}.")
-    if not kind.startswith(("F", "BF")):
-        raise TacgError(f"{what} must hold floating-point numbers, got {kind}.")
-
-
-def _files(directory: Path) -> list[Path]:
-    """The safetensors files: the shards that the index lists, or all there are."""
-    index = directory / "model.safetensors.index.json"
-    if is_file(index):
-        shards = read_json(index).get("weight_map")
-        if not isinstance(shards, dict):
-            raise TacgError(f"{index} must hold a `weight_map`.")
-        files = [directory / Path(str(name)).name for name in sorted({str(name) for name in shards.values()})]
-        for file in files:
-            if not is_file(file):
-                raise TacgError(f"{file} is listed in {index.name} but does not exist; download it again.")
-        return files
-    files = sorted(file for file in directory.glob("*.safetensors") if is_file(file))
-    if not files:
-        pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern))
-        hint = "is a pickle, which can run code: `tacg convert` reads only its tensors and makes safetensors of them."
-        raise TacgError(f"{directory} has no *.safetensors file." + (f" {pickled[0]} {hint}" if pickled else ""))
-    return files
-
-
-@contextlib.contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    """A safetensors file, mapped into memory."""
-    try:
-        with safe_open(file, framework="pt") as shard:
-            yield shard
-    except (SafetensorError, OSError) as error:
-        raise TacgError(f"{file} cannot be read as safetensors ({error}); download it again.") from None
 
 
 def _spec(

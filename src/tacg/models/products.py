@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tacg.models.quantized import PackedWeight
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -38,11 +40,12 @@ def is_widened(x: Tensor) -> bool:
     return x.dtype in WIDENED and x.device.type == "cpu"
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
     """[…, D] and [V, D] -> […, V]."""
-    if not is_widened(x):
-        return F.linear(x, weight, bias)
-    return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+    if is_widened(x):
+        weight = weight if isinstance(weight, PackedWeight) else weight.float()
+        return linear(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
+    return weight.product(x, bias) if isinstance(weight, PackedWeight) else F.linear(x, weight, bias)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, grouped: bool) -> Tensor:
@@ -63,7 +66,8 @@ class Linear(nn.Linear):
 
 def plus_product(onto: Tensor, product: Linear, x: Tensor) -> Tensor:
     """`onto` [N, D] plus the product of x [N, I], which has no bias. On a GPU one kernel, which writes into `onto`."""
-    fused = x.device.type == "cuda" and type(product) is Linear
+    weight: object = product.weight
+    fused = x.device.type == "cuda" and type(product) is Linear and isinstance(weight, Tensor)
     return onto.addmm_(x, product.weight.t()) if fused else torch.add(onto, product(x))
 
 
@@ -82,7 +86,8 @@ def wide_product(x: Tensor, weight: Tensor) -> Tensor:
 class SideBySide(nn.Module):
     """A module with products of one input. On a GPU their tables lie side by side: one product computes them all.
 
-    The parameters keep their names and are slices of the common table, so that nothing is held twice.
+    The parameters keep their names and are slices of the common table, so that nothing is held twice. Packed weights
+    stay apart.
 
     together  names of parameters whose tables belong together, group by group
     """
@@ -120,7 +125,7 @@ class SideBySide(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.joint = {}
         first = next(self.parameters())
-        if first.device.type == "cuda":
+        if first.device.type == "cuda" and not any(isinstance(each, PackedWeight) for each in self.modules()):
             for name, place in self.make_room(first.dtype, first.device).items():
                 owner, _, leaf = name.rpartition(".")
                 place.copy_(self.get_parameter(name))

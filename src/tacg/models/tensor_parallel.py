@@ -42,6 +42,8 @@ def split_over_processes(model: nn.Module) -> None:
     layers = [module for module in model.modules() if isinstance(module, LayerSteps)]
     if not layers or any(isinstance(module, Experts) for module in model.modules()):
         raise TacgError("Only dense families can be split over processes; for experts use SGLang (docs/engines.md).")
+    if getattr(model, "quantize", None):
+        raise TacgError("Quantized models cannot be split over processes; load without `quantize`.")
     for layer in layers:
         owners: list[Any] = list(layer.modules())
         for owner in owners:
