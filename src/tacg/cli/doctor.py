@@ -89,7 +89,7 @@ def _kernels(device: torch.device) -> dict[str, str]:
     fast = is_good_at(device, torch.bfloat16)
     rows = "all rows in one call, padded" if device.type != "cpu" else "row by row"
     return {
-        "bfloat16": "fast" if fast else "slower than float32 here",
+        "bfloat16": "fast" if fast else "computed by way of float32 here",
         "attention": "all rows in one call" if has_varlen(device, torch.bfloat16) else rows,
         "experts": "all experts in one call" if hasattr(F, "grouped_mm") else "one by one: needs a newer PyTorch",
     }
