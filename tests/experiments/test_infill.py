@@ -63,7 +63,7 @@ def test_tuning_without_labels_fills_the_canvas(llm: tacg.LLM, tmp_path: Path, m
     """It is asked as it is evaluated: holes are filled, and what was given counts for nothing."""
     task = get_task("reactions-30")
     problems = list(task.problems("dev", 3))
-    asked, decode, what = asked_of("reactions-30", None, 3, 0)
+    asked, decode, what = asked_of(task, None, 3, 0)
     assert (asked, what) == ([problem.asked for problem in problems], "reactions-30")
     wanted = tune.careful_answers(llm, asked, decode, Ledger())
     assert [len(text.split(" ")) for text in wanted] == [len(problem.data["holes"]) for problem in problems]

@@ -153,7 +153,7 @@ def test_a_dry_run_and_mistakes() -> None:
         (["table9"], "Did you mean 'table"),
         (["table1", "--model", "lada=x"], "Did you mean 'llada'?"),
         (["table1", "--model", "nowhere"], "`--model` takes NAME=DIRECTORY"),
-        (["table1", "--data", "x"], "`--data` must be written name=path"),
+        (["table1", "--data", "x"], "Write --data TASK=FILE"),
     ):
         done = tacg("reproduce", *words)
         assert (done.returncode, message in done.stderr) == (2, True), done.stderr

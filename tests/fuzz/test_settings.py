@@ -50,7 +50,7 @@ VALUES = st.one_of(
     policy=POLICIES, pairs=st.lists(st.one_of(st.builds("{}={}".format, NAMES, WORDS), st.text(max_size=8)), max_size=3)
 )
 def test_typed_settings(policy: str, pairs: list[str]) -> None:
-    survives(lambda: resolve(policy, parse_settings(policy, pairs)))
+    survives(lambda: resolve(policy, parse_settings(policy, pairs, None)))
     survives(lambda: load_task("gsm8k", None, pairs))
     survives(lambda: _axis([policy], (pairs or [""])[0], quick=False))
 

@@ -58,7 +58,7 @@ def test_its_record_is_of_these_weights_and_meets_the_bar() -> None:
     costs = [rows[task, "confidence 0.9"]["accuracy"] - rows[task, "confidence 0.5"]["accuracy"] for task in bar]
     assert sum(cost >= 0.05 for cost in costs) >= 2, "decoders cannot be told apart"
     card = (HOME / "README.md").read_text("utf-8")
-    assert all(f"| {task} | {decoder} | {100 * row['accuracy']:.1f} (" in card for (task, decoder), row in rows.items())
+    assert all(f"| {task} | {decoder} | {100 * row['accuracy']:.1f} [" in card for (task, decoder), row in rows.items())
 
 
 @pytest.mark.parametrize("task", task_names())

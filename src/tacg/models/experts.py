@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacg.models.layers import STEADY_ROWS
-from tacg.models.products import SideBySide, gated
+from tacg.models.products import SideBySide, gated, linear
 
 
 class Experts(SideBySide):
@@ -74,8 +74,8 @@ class Experts(SideBySide):
             if count:
                 mine, slots = token[start : start + count], order[start : start + count]
                 here = F.pad(x[mine], (0, 0, 0, max(0, STEADY_ROWS - count)))
-                inner = F.silu(F.linear(here, self.gate_proj[expert])) * F.linear(here, self.up_proj[expert])
-                made = F.linear(inner, self.down_proj[expert])[:count].float()
+                inner = F.silu(linear(here, self.gate_proj[expert])) * linear(here, self.up_proj[expert])
+                made = linear(inner, self.down_proj[expert])[:count].float()
                 mixed.index_add_(0, mine, made * weight.flatten()[slots, None])
                 start += count
         return mixed.to(x.dtype)

@@ -102,7 +102,8 @@ class SideBySide(nn.Module):
         """[N, D] -> the products of these names, [N, V] each; on a GPU all in one tensor."""
         table = self.joint.get(f"{names[0]}.weight")
         if table is None:
-            return [getattr(self, name)(x) for name in names]
+            parts = [getattr(self, name)(x) for name in names]
+            return [torch.cat(parts, dim=-1)] if x.device.type == "cuda" else parts
         return [F.linear(x, table, self.joint.get(f"{names[0]}.bias"))]
 
     def make_room(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
