@@ -29,7 +29,7 @@ TASKS = ("pocket-math", "pocket-code", "pocket-sudoku")
 DECODED = "pocket-math"
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of an answer that is masked
 TOKENS = (1, 16, 64)  # of the products that are timed; a diffusion model seldom has fewer than 32
-SHAPE = (2048, 2048)
+ROUNDS = 9
 SEED = 0
 REPORT = f"""# Smaller weights
 
@@ -41,9 +41,14 @@ one to another: compare with bfloat16. Accuracy and agreement are of `tacg` with
 
 
 def measure(
-    loaded: Callable[..., LLM], n: int, gigabytes: float, rounds: int, parts: Sequence[str] = PARTS
+    loaded: Callable[..., LLM], n: int, gigabytes: float, width: int, parts: Sequence[str] = PARTS
 ) -> Iterator[ResultRow]:
-    """Rows on the quality of each kind against full precision, on loading, and on the kernels of PyTorch."""
+    """Rows on the quality of each kind against full precision, on loading, and on the kernels of PyTorch.
+
+    n          problems per task
+    gigabytes  size of the checkpoint that is loaded
+    width      of the square weights whose products are timed
+    """
     if "quality" in parts:
         yield from _qualities(loaded, n)
     if "loading" in parts:
@@ -52,7 +57,7 @@ def measure(
                 yield row | {"bench": "quantize", "what": "loading"}
     if "kernels" in parts:
         for tokens in TOKENS:
-            yield _kernels(tokens, rounds)
+            yield _kernels(tokens, width)
 
 
 def _qualities(loaded: Callable[..., LLM], n: int) -> Iterator[ResultRow]:
@@ -113,19 +118,19 @@ def _quality(
     }  # fmt: skip
 
 
-def _kernels(tokens: int, rounds: int) -> ResultRow:
+def _kernels(tokens: int, width: int) -> ResultRow:
     """Products with packed weights, ours and PyTorch's, over the same product in float32 with plain weights."""
-    x, weight = torch.randn(tokens, SHAPE[1]), torch.randn(SHAPE) * SHAPE[1] ** -0.5
+    x, weight = torch.randn(tokens, width), torch.randn(width, width) * width**-0.5
     runners: dict[str, Callable[[], object]] = {"plain": lambda: F.linear(x, weight)}
     for kind in KINDS:
-        packed = PackedWeight.empty(kind, SHAPE, torch.device("cpu"))
+        packed = PackedWeight.empty(kind, (width, width), torch.device("cpu"))
         packed.put(0, weight)
         runners[kind] = partial(packed.product, x, None)
         for dtype in (torch.float32, torch.bfloat16):
             runners[f"torch {kind} {str(dtype)[6:]}"] = _torch_product(packed, x.to(dtype))
-    times = race(runners, rounds)  # compared at their 20th percentile: other processes disturb it least
+    times = race(runners, ROUNDS)  # compared at their 20th percentile: other processes disturb it least
     return {
-        "bench": "quantize", "what": "kernels", "tokens": tokens, "shape": list(SHAPE),
+        "bench": "quantize", "what": "kernels", "tokens": tokens, "shape": [width, width],
         "seconds_over_plain": {name: spread[0] / times["plain"][0] for name, spread in times.items()},
         "seconds": times, **surroundings(),
     }  # fmt: skip

@@ -213,9 +213,9 @@ def main(
 
         if only and only not in quantize.PARTS:
             raise unknown("part", only, quantize.PARTS)
-        n, size, rounds = (4, 0.05, 3) if quick else (100, gigabytes, 9)
+        n, size, width = (2, 0.02, 128) if quick else (100, gigabytes, 2048)
         parts = (only,) if only else quantize.PARTS
-        made = quantize.measure(partial(load_model, model), n, size, rounds, parts)
+        made = quantize.measure(partial(load_model, model), n, size, width, parts)
         rows = _collect(made, 9, out)
         write_file(out / "report.md", quantize.report(read_rows(out / "rows.jsonl")))
         present("Smaller weights", rows, quantize.tables(rows), {}, out, as_json)
