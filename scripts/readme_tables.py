@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tacg.policies.pages import with_choice
-from tacg.records.rows import read_rows
+from tacg.records.flat import read_rows
 
 README, ARENA = Path("README.md"), Path("docs/arena/rows.jsonl")
 
