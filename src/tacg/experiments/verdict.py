@@ -25,6 +25,7 @@ def in_words(rows: Sequence[ResultRow]) -> list[str]:
     if unclear:
         reach = max((high - low) / 2 for low, high in (row["accuracy_diff_ci"] for row in unclear))
         n = min(row["n"] for row in unclear)
+        reach = min(max(reach, 3 / n), 1.0)  # the rule of three: what may be there although n problems show none of it
         said.append(
             f"With {n} problems per task, differences in accuracy below about {100 * reach:.0f} points cannot be told "
             "from chance; a larger --n shows smaller ones."
