@@ -240,9 +240,9 @@ def test_the_command_line_recommends_with_and_without_labels(tmp_path: Path) -> 
     words = [TACG, "recommend", "-m", "tiny", "-p", "confidence", "-p", "eb", "--minutes", "0.05", "--json"]
     words += ["--set", "gen_length=8", "--out", str(tmp_path / "out")]
     for more in (
-        ["-t", "pocket-sudoku"],
-        ["-t", "pocket-sudoku", "--no-labels"],
-        ["--prompts", f"{tmp_path}/mine.txt"],
+        ["-t", "pocket-sudoku", "--jobs", "2"],
+        ["-t", "pocket-sudoku", "--no-labels", "--jobs", "1"],
+        ["--prompts", f"{tmp_path}/mine.txt", "--jobs", "3"],
     ):
         done = subprocess.run([*words, *more], capture_output=True, text=True, timeout=300, check=True)
         found = json.loads(done.stdout.splitlines()[-1])

@@ -1,4 +1,4 @@
-"""Several `tacg` commands at once, each in a process of its own: on few cores faster than threads."""
+"""Several processes at once, whole `tacg` commands or calls of a function: on few cores faster than threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import IO, TYPE_CHECKING
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,7 +19,7 @@ from tacg.errors import TacgError
 from tacg.records.rows import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 # Where glibc reads it: keep memory rather than give it back after every step, in large pages. pocket's steps take a
@@ -55,8 +57,7 @@ class Child:
     """A running command, with its share of the cores. What it says is kept for the case that it fails."""
 
     def __init__(self, words: Sequence[str], jobs: int) -> None:
-        share = str(max(1, (os.cpu_count() or 1) // jobs))
-        surroundings = {"GLIBC_TUNABLES": MEMORY, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": share, **os.environ}
+        surroundings = {**_surroundings(jobs), **os.environ}
         self.said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (read after the child has ended)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tacg", *words], stdout=self.said, stderr=self.said, env=surroundings
@@ -75,6 +76,43 @@ class Child:
         self.process.terminate()
         self.process.wait()
         self.said.close()
+
+
+def _surroundings(jobs: int) -> dict[str, str]:
+    """What a process of several finds in its environment: its share of the cores, and how to use memory."""
+    share = str(max(1, (os.cpu_count() or 1) // jobs))
+    return {"GLIBC_TUNABLES": MEMORY, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": share}
+
+
+class Workers:
+    """Processes in which each one makes its own object, such as a loaded model; calls go to whichever is free."""
+
+    def __init__(self, make: Callable[[], object], jobs: int) -> None:
+        for name, value in _surroundings(jobs).items():
+            os.environ.setdefault(name, value)  # read when a process starts
+        self._pool = ProcessPoolExecutor(jobs, get_context("spawn"), _begin, (make,))
+
+    def ask(self, name: str, *words: Any) -> Any:
+        """The object's attribute of this name, or what its method returns."""
+        return self._pool.submit(_answer, name, words).result()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+_made: list[object] = []  # in a worker: what it made
+
+
+def _begin(make: Callable[[], object]) -> None:
+    _made.append(make())
+
+
+def _answer(name: str, words: Sequence[Any]) -> Any:
+    found = getattr(_made[0], name)
+    return found(*words) if callable(found) else found
 
 
 def count_lines(path: Path) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,8 +35,17 @@ from tacg.cli.common import (
     policy_option,
     ready_directory,
 )
+from tacg.cli.parallel_runs import Workers
 from tacg.cli.shown import print_json, progress, show_tables
 from tacg.errors import TacgError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from tacg.experiments.grid import Tick
+    from tacg.experiments.recommend import Candidate, Problems
+    from tacg.records.rows import ResultRow
+    from tacg.tasks import Task
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -66,6 +78,10 @@ def main(
     ] = None,
     seed: Seed = 0,
     batch_size: BatchSize = 32,
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Processes, each with the model; default: one per core for a built-in model, else 1.", min=1),
+    ] = None,
     out: Out = Path("runs/recommend"),
     as_json: Json = False,
 ) -> None:
@@ -73,25 +89,11 @@ def main(
 
     Without labels, quality is agreement with one token per step. Knobs that are --set keep their value.
     """
-    from tacg.cli.tune import asked_of
     from tacg.experiments.arena import decoders
-    from tacg.experiments.recommend import (
-        MOST,
-        NEAR,
-        SHORT_LIST,
-        Agreeing,
-        Graded,
-        Problems,
-        Race,
-        candidates_of,
-        evidence,
-        shown,
-        split_to_choose_on,
-        unseen_table,
-    )
+    from tacg.experiments.recommend import NEAR, SHORT_LIST, Race, candidates_of, evidence, shown, unseen_table
     from tacg.experiments.tune import write_preset
+    from tacg.models.loading import BUILT_IN
     from tacg.policies import get_policy
-    from tacg.records.rows import Ledger
 
     if (task is None) == (prompts is None):
         raise TacgError("Say what to recommend for: either --task or --prompts.")
@@ -99,24 +101,25 @@ def main(
     named = decoders() if policy == ["all"] else policy or SHORT_LIST
     specs = list(dict.fromkeys(get_policy(each).label for each in named))
     fixed = parse_settings(specs, setting, cache)
-    ledger = Ledger(ready_directory(out) / "rows.jsonl")
+    rows_file = ready_directory(out) / "rows.jsonl"
     chosen_task = load_task(task, data, knob) if task else None
-    if chosen_task is None:
-        asked, lengths, what = asked_of(None, prompts, MOST, seed)
-    else:
-        split, lengths, what = split_to_choose_on(chosen_task), dict(chosen_task.decode), chosen_task.name
-        asked = [] if labels else [each.asked for each in chosen_task.problems(split, MOST, seed)]
+    lengths, what, asked = _asked(chosen_task, prompts, labels, seed)
     candidates = candidates_of(specs, lengths, fixed)
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
+    made = functools.partial(
+        _problems, chosen_task if graded else None, asked, lengths, rows_file, seed, batch_size,
+        {"name": model, "dtype": dtype, "device": device, "verifier": verifier, "quantize": quantize},
+    )  # fmt: skip
+    jobs = jobs or (os.cpu_count() or 1 if model in BUILT_IN and device == "cpu" else 1)
     with progress("recommending", None) as tick:
-        problems: Problems
-        if chosen_task is not None and labels:
-            problems = Graded(llm, chosen_task, ledger, seed, batch_size, tick)
+        if jobs == 1:
+            race = Race(made(tick=tick), give, 60 * minutes)
+            chosen = race.run(candidates)
+            rows = shown(race, chosen, fixed)
         else:
-            problems = Agreeing(llm, asked, lengths, ledger, batch_size, tick)
-        race = Race(problems, give, 60 * minutes)
-        chosen = race.run(candidates)
-        rows = shown(race, chosen, fixed)
+            with Workers(made, jobs) as workers:
+                race = Race(Apart(workers, tick), give, 60 * minutes, jobs=jobs)
+                chosen = race.run(candidates)
+                rows = shown(race, chosen, fixed)
     goal = "accuracy" if graded else "agreement with one token per step"
     rule = f"the fewest steps at most {100 * give:g} points below the best"
     tried, (quality, steps) = len(candidates) - len(race.untried) - len(race.hopeless), chosen.means
@@ -144,3 +147,58 @@ def main(
             f"no time for {len(race.untried)} of {len(candidates)} settings; raise --minutes to try more", err=True
         )
     typer.secho(f"preset: {preset}   use it as --policy {as_typed(chosen.spec)}:{preset}", err=True)
+
+
+def _asked(
+    task: Task | None, prompts: Path | None, labels: bool, seed: int
+) -> tuple[dict[str, Any], str, Sequence[Any]]:
+    """Lengths of the answers, a name for what is recommended for, and the prompts if nothing is graded."""
+    from tacg.cli.tune import asked_of
+    from tacg.experiments.recommend import MOST, split_to_choose_on
+
+    if task is None:
+        asked, lengths, what = asked_of(None, prompts, MOST, seed)
+        return lengths, what, asked
+    problems = [] if labels else task.problems(split_to_choose_on(task), MOST, seed)
+    return dict(task.decode), task.name, [each.asked for each in problems]
+
+
+def _problems(
+    task: Task | None, asked: Sequence[Any], lengths: dict[str, Any], rows: Path, seed: int, batch_size: int,
+    model: Mapping[str, Any], tick: Tick | None = None,
+) -> Problems:  # fmt: skip
+    """Graded problems of a task, or prompts, for a model that is loaded here: each worker loads its own."""
+    from tacg.experiments.recommend import Agreeing, Graded
+    from tacg.records.rows import Ledger
+
+    llm, ledger = load_model(**model), Ledger(rows)
+    if task is not None:
+        return Graded(llm, task, ledger, seed, batch_size, tick)
+    return Agreeing(llm, asked, lengths, ledger, batch_size, tick)
+
+
+@dataclass(frozen=True)
+class Apart:
+    """The same problems, decoded by other processes."""
+
+    workers: Workers
+    tick: Tick
+
+    @property
+    def most(self) -> int:
+        """How many there are to choose on."""
+        found: int = self.workers.ask("most")
+        return found
+
+    def attempt(self, candidate: Candidate, n: int, skip: int) -> ResultRow:
+        """Decode problems to choose on."""
+        return self._ticked(candidate, self.workers.ask("attempt", candidate, n, skip))
+
+    def unseen(self, candidate: Candidate, n: int, seen: int) -> ResultRow:
+        """Decode others."""
+        return self._ticked(candidate, self.workers.ask("unseen", candidate, n, seen))
+
+    def _ticked(self, candidate: Candidate, row: ResultRow) -> ResultRow:
+        for quality in row["item_quality"]:
+            self.tick(candidate.name, quality == 1)
+        return row

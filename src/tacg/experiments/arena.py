@@ -5,7 +5,6 @@ Decoding makes rows (`cells`, `grid.run`); everything that is shown is made of r
 
 from __future__ import annotations
 
-from dataclasses import replace
 from statistics import mode
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +12,12 @@ from tacg.engine.request import Decode, resolve
 from tacg.errors import TacgError
 from tacg.experiments.evaluate import settings_of
 from tacg.experiments.frontier import against_frontier, over_frontiers
-from tacg.experiments.grid import Cell, cell_key
+from tacg.experiments.grid import Cell
 from tacg.policies import Policy, Wrapper, get_policy, policy_names
 from tacg.policies.base import DEFAULT_BASE
 from tacg.records.stats import aup, wilson
 from tacg.records.summary import paired
+from tacg.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -97,10 +97,14 @@ def _allowed(cell: Cell) -> bool:
 
 
 def is_known(llm: LLM, cell: Cell, sample: Sample, ledger: Ledger) -> bool:
-    """Whether more problems than these, and so these, were decoded before."""
-    sizes = {row["n"] for row in ledger.rows.values() if row.get("n", 0) > sample.n}
-    rows = (ledger.rows.get(cell_key(llm, cell, replace(sample, n=size))) for size in sizes)
-    return any(row is not None and first_problems(row, sample.n) is not None for row in rows)
+    """Whether these problems, or more, were decoded before: by the same version, with the same model and settings."""
+    settings = settings_of(cell.task, cell.policy, sample.settings_for(cell))
+    wanted = {
+        "task": cell.task.name, "policy": resolve(cell.policy, settings)[0].label, "settings": settings,
+        "weights": llm.identity["weights"], "seed": sample.seed, "split": sample.split, "version": __version__,
+    }  # fmt: skip
+    same = (row for row in ledger.rows.values() if row | wanted == row and row.get("n", 0) >= sample.n)
+    return any(first_problems(row, sample.n) is not None for row in same)
 
 
 # --- what rows say ---------------------------------------------------------------------------------------------------

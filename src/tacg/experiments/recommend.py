@@ -12,8 +12,9 @@ import functools
 import itertools
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from tacg.llm import LLM
     from tacg.records.rows import Ledger, ResultRow
     from tacg.tasks import Task
+
+Found = TypeVar("Found")
 
 # Tried unless others are named: there is no time to tell forty decoders apart, each with six values of its main knob.
 # Picked by hand from early rows and small trials on pocket; `schedule` shows how good answers can be.
@@ -208,12 +211,14 @@ class Race:
     untried    those that the budget had no time for
     hopeless   those that were not tried because a more careful value of the same decoder was far off
     refused    why decoders cannot run on this model, by name
+    jobs       candidates that are tried at the same time; `problems` must allow that
     """
 
     problems: Problems
     give: float
     budget: float
     clock: Callable[[], float] = time.monotonic
+    jobs: int = 1
     finalists: list[Candidate] = field(default_factory=list)
     untried: list[Candidate] = field(default_factory=list)
     hopeless: list[Candidate] = field(default_factory=list)
@@ -225,7 +230,8 @@ class Race:
         end = self.clock() + self.budget * (1 - UNSEEN)
         self._open(candidates, self.clock() + self.budget * OPENING)
         while len(self.finalists) > 1 and (size := self._next(end)):
-            self.finalists = [candidate for candidate in self.finalists if self._try(candidate, size)]
+            went_on = self.each(functools.partial(self._try, n=size), self.finalists)
+            self.finalists = list(itertools.compress(self.finalists, went_on))
             self.seen += size
         if not self.finalists:
             raise TacgError(f"No decoder can be tried: {next(iter(self.refused.values()), 'none was named')}")
@@ -234,19 +240,30 @@ class Race:
     def _open(self, candidates: Sequence[Candidate], until: float) -> None:
         """Try everything on the same few problems, in order, as long as there is time."""
         size = min(FIRST, self.problems.most)
-        for candidate in candidates:
+
+        def opening(candidate: Candidate) -> None:
             if self._is_hopeless(candidate):
                 self.hopeless.append(candidate)
             elif self.finalists and self.clock() >= until:
                 self.untried.append(candidate)
             elif self._try(candidate, size):
                 self.finalists.append(candidate)
+
+        self.each(opening, candidates)
         self.seen = size
+
+    def each(self, act: Callable[[Candidate], Found], candidates: Sequence[Candidate]) -> list[Found]:
+        """What `act` finds for each candidate, `jobs` of them at the same time."""
+        if self.jobs == 1:
+            return [act(candidate) for candidate in candidates]
+        with ThreadPoolExecutor(self.jobs) as pool:  # threads only wait: other processes decode
+            return list(pool.map(act, candidates))
 
     def _is_hopeless(self, candidate: Candidate) -> bool:
         """Whether the same decoder was far below the best at a more careful value, where it is better if anything."""
-        best = max((each.means[0] for each in self.finalists), default=0.0)
-        careful = (each for each in self.finalists if each.spec == candidate.spec and each.place > candidate.place)
+        tried = list(self.finalists)  # others may be added meanwhile
+        best = max((each.means[0] for each in tried), default=0.0)
+        careful = (each for each in tried if each.spec == candidate.spec and each.place > candidate.place)
         return any(each.means[0] < best - FAR for each in careful)
 
     def _try(self, candidate: Candidate, n: int) -> bool:
@@ -272,7 +289,7 @@ class Race:
         """Keep the likeliest; how many more problems they see in this round's share of what time is left. 0: none."""
         keep = self.ranked()[: max(-(-len(self.finalists) // GROWTH), FINALISTS)]
         rounds = 1 + math.ceil(max(0.0, math.log(len(keep) / FINALISTS, GROWTH)))
-        time_for = (end - self.clock()) / rounds / max(sum(each.pace for each in keep), 1e-9)
+        time_for = self.jobs * (end - self.clock()) / rounds / max(sum(each.pace for each in keep), 1e-9)
         rest = self.problems.most - self.seen
         size = min(int(time_for), rest)
         if size < max(1, min(FIRST // GROWTH, rest)):
@@ -307,9 +324,10 @@ def shown(race: Race, chosen: Candidate, fixed: Mapping[str, Any]) -> list[Resul
 
     As many as a last share of the budget has time for.
     """
-    n = max(FIRST, min(MOST, int(race.budget * UNSEEN / 2 / max(chosen.pace, 1e-9))))
+    at_once = min(race.jobs, 2) / 2
+    n = max(FIRST, min(MOST, int(race.budget * UNSEEN * at_once / max(chosen.pace, 1e-9))))
     usual = Candidate(DEFAULT_BASE, takes(DEFAULT_BASE, fixed), f"{DEFAULT_BASE}, defaults")
-    rows = [race.problems.unseen(each, n, race.seen) | {"name": each.name} for each in (chosen, usual)]
+    rows = race.each(lambda each: race.problems.unseen(each, n, race.seen) | {"name": each.name}, (chosen, usual))
     return [row | {"quality": float(np.mean(row["item_quality"]))} for row in rows]
 
 
