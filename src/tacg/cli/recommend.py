@@ -71,7 +71,7 @@ def main(
 ) -> None:
     """Try decoders on the same problems, promising ones on more; name the fastest that is nearly as good as the best.
 
-    Without labels, quality is agreement with one token per step. Knobs that are --set keep their value.
+    Without labels, quality is agreement with one token per step. Knobs given with --set keep their value.
     """
     from tacg.cli.tune import asked_of
     from tacg.experiments.arena import decoders
@@ -94,7 +94,7 @@ def main(
     from tacg.records.rows import Ledger
 
     if (task is None) == (prompts is None):
-        raise TacgError("Say what to recommend for: either --task or --prompts.")
+        raise TacgError("Give a task or prompts to recommend for: --task or --prompts.")
     graded = labels and prompts is None
     named = decoders() if policy == ["all"] else policy or SHORT_LIST
     specs = list(dict.fromkeys(get_policy(each).label for each in named))

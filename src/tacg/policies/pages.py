@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 HEADINGS = ("Rule", "Published", "When to use it")
 TABLE = ("<!-- policies: make decoder-pages -->", "<!-- end of policies -->")  # marks around the README's table
-CHOICE = ("<!-- which decoder: make decoder-pages -->", "<!-- end of which decoder -->")  # around another one
-GIVES = (2, 10)  # points of accuracy that fewer forwards may cost
+CHOICE = ("<!-- which decoder: make decoder-pages -->", "<!-- end of which decoder -->")  # the README's choice
+GIVES = (2, 10)  # points of accuracy that may be given up for fewer forwards
 # What each need means; others are shown by name.
 MEANINGS = {
     "names": "Signals",
@@ -37,7 +37,7 @@ MEANINGS = {
     "scope": "Positions in view",
     "committed": "Committed positions are read, too",
     "samples": "Sampled tokens per position",
-    "branches": "Branches per step, a forward each",
+    "branches": "Branches per step, one forward each",
 }
 
 
@@ -73,7 +73,7 @@ def pages(agreement: Sequence[ResultRow] = (), arena: Sequence[ResultRow] = ()) 
     arena      rows of decodes: `policy`, `task`, `n`, `accuracy`, `steps`, `tpf`
     """
     made = {f"{name}.md": page(name, agreement, arena) for name in BUILT_IN}
-    head = "# Decoders\n\nA page each: its rule, its knobs, what it needs, and figures: the authors' and ours.\n\n"
+    head = "# Decoders\n\nOne page per decoder: its rule, its knobs, what it needs, the authors' figures and ours.\n\n"
     return made | {"README.md": head + overview("")}
 
 
@@ -125,8 +125,8 @@ def choice(arena: Sequence[ResultRow], folder: str) -> str:
     columns = ("task", "most accurate", *(f"fewest forwards, at most {give} points below" for give in GIVES))
     words = (
         "On `pocket`, each decoder at the settings that were run. Brackets are 95 % intervals. Forwards are model "
-        "calls per problem; a branch that looks ahead counts as one. The choice was made on "
-        "the problems it is shown on, so it is a little lucky, and another model may prefer another decoder."
+        "calls per problem; a branch that looks ahead counts as one. The decoders were chosen on the same "
+        "problems, so these figures are slightly optimistic. For another model, another decoder may be best."
     )
     return f"{words}\n\n{_table(columns, sorted(lines))}\n"
 
@@ -182,7 +182,7 @@ def _needs(policy: Policy) -> str:
             lines.append(f"- {meaning}." if value is True else f"- {meaning}: {_spelled(value)}.")
     if policy.revises:
         lines.append("- It revises: what it has written in an open block is not final.")
-    return "\n".join(lines) or "Nothing beyond the proposal and its confidence: no state, no extra forward."
+    return "\n".join(lines) or "Only the proposal and its confidence: no state, no extra forward."
 
 
 def _spelled(value: Any) -> str:
@@ -192,7 +192,7 @@ def _spelled(value: Any) -> str:
 
 
 def _figures(name: str, rows: Sequence[ResultRow]) -> str:
-    mine: dict[tuple[str, str], ResultRow] = {}  # of each setting the newest row with the most problems
+    mine: dict[tuple[str, str], ResultRow] = {}  # for each setting, the newest row with the most problems
     for row in (row for row in rows if row.get("policy", "").partition("(")[0] == name):
         setting = row["task"], row["policy"]
         if setting not in mine or row["n"] >= mine[setting]["n"]:

@@ -114,7 +114,7 @@ def draw_match(rows: Sequence[ResultRow], path: Path, target: str = "final") -> 
 
 
 def draw_law(rows: Sequence[ResultRow], path: Path) -> Path:
-    """One point per cell. What a gate gains against a feature, and against what a rule that had not seen the cell says.
+    """One point per cell: the gain of a gate over a feature, and over the prediction of a rule fitted on other cells.
 
     rows  cells with `gain` and its interval, `feature` and `value`; `guess` where there is a rule
     """
@@ -130,7 +130,7 @@ def draw_law(rows: Sequence[ResultRow], path: Path) -> Path:
             high = [max(0.0, 100 * row["gain_ci"][1] - y) for y, row in zip(ys, mine, strict=True)]
             panel.errorbar(xs, ys, yerr=[low, high], fmt="o", color=colour[model], label=model, capsize=2)
         panel.axhline(0, color="#999", linewidth=0.8)
-        label = rows[0]["feature"] if what == "feature" else "foretold by a rule from other cells, points"
+        label = rows[0]["feature"] if what == "feature" else "predicted by a rule from other cells, points"
         panel.set(xlabel=label, ylabel="accuracy gained at equal steps, points")
         if what == "guess":
             panel.axvline(0, color="#999", linewidth=0.8)
@@ -179,7 +179,7 @@ def draw_growth(rows: Sequence[ResultRow], path: Path) -> Path:
                 xs, ys = [row[axis] for row in points], [row["ms"][1] for row in points]
                 panel.errorbar(xs, ys, list(zip(*spread, strict=True)), fmt="o-", color=colour[subject], label=subject)
         panel.set(
-            title=f"over {axis}", xlabel=axis, ylabel="ms a step, p50 (p20 to p80)", xlim=(0, None), ylim=(0, None)
+            title=f"over {axis}", xlabel=axis, ylabel="ms per step, p50 (p20 to p80)", xlim=(0, None), ylim=(0, None)
         )
         panel.locator_params(axis="x", nbins=5)
     return _save(figure, panels, path, f"one thing varied at a time, {rows[0]['hardware']}")
@@ -246,7 +246,7 @@ def _panels(titles: Sequence[str], columns: int | None = None) -> tuple[Any, lis
     try:
         import matplotlib
     except ImportError:
-        raise TacgError("A picture needs matplotlib: pip install 'tacg[plots]', or leave the picture out.") from None
+        raise TacgError("A plot needs matplotlib: pip install 'tacg[plots]', or leave the plot out.") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -279,7 +279,7 @@ def _save(figure: Any, panels: Sequence[tuple[str, Any]], path: Path, about: str
         figure.savefig(drawn, dpi=130, format=path.suffix[1:] or "png")
     except ValueError:
         known = ", ".join(sorted(figure.canvas.get_supported_filetypes()))
-        raise TacgError(f"A picture must end in one of {known}; got {str(path)!r}.") from None
+        raise TacgError(f"A plot's file must end in one of {known}; got {str(path)!r}.") from None
     finally:
         pyplot.close(figure)
     return write_file(path, drawn.getvalue())

@@ -337,6 +337,6 @@ async def _fault(request: Request, _: Exception) -> Response:
 
 async def _no_such(request: Request, error: HTTPException) -> Response:
     """Unknown path, or a method that the path does not support."""
-    told = f"{request.method} {request.url.path[:64]} is nothing that this server does."
+    told = f"{request.method} {request.url.path[:64]} is not a route of this server."
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
     return refused_response(Refusal(error.status_code, told, code=code, headers=error.headers or {}))

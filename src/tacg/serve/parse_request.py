@@ -98,7 +98,7 @@ class Reader:
         _, decode = resolve(defaults.policy, dict(defaults.settings))  # raises now rather than at every request
         if decode.gen_length > limits.gen_length:
             raise TacgError(
-                f"`gen_length` of a request that does not say is {decode.gen_length}, above the limit of "
+                f"The default `gen_length` of requests is {decode.gen_length}, above the limit of "
                 f"{limits.gen_length}: lower it with --set gen_length=…, or raise --max-length."
             )
 
@@ -115,7 +115,7 @@ class Reader:
         pattern = self._format(body)
         logprobs = body.flag("logprobs")
         top = body.take(
-            "top_logprobs", "0: only the chosen token's is known", lambda value: is_int(value) and value == 0
+            "top_logprobs", "0: only the chosen token's logprob is known", lambda value: is_int(value) and value == 0
         )
         if top is not None and not logprobs:
             raise bad("`top_logprobs` must come with `logprobs` true.", "top_logprobs")
@@ -203,7 +203,7 @@ class Reader:
         )
         options = self._options(body, len(prompts)) if openai else {}
         policy, decode = self._settings(body, openai=openai)
-        if canvas:  # as of `LLM.fill`: the template has its own length, and text behind a hole must stay
+        if canvas:  # as in `LLM.fill`: the template has its own length, and text after a hole must stay
             decode = replace(decode, gen_length=len(canvas), early_stop=False)
         ask = Ask(prompts, shown, policy, decode, float(deadline), logprobs=logprobs, canvas=canvas, **options)
         if pattern is not None:
@@ -350,7 +350,7 @@ def _message(number: int, message: Any) -> dict[str, str]:
     role, content = message.get("role"), message.get("content")
     for name, value in message.items():
         if name not in ("role", "content") and not (name in EMPTY_IN_MESSAGE and value in (None, [])):
-            raise bad(f"`{where}` must have `role` and `content` alone, got {name[:NAME]!r} as well.", where)
+            raise bad(f"`{where}` must have only `role` and `content`, got {name[:NAME]!r} as well.", where)
     role = "system" if role == "developer" else role  # the newer name for the same role
     if role not in ROLES:
         told = f"`{where}.role` must be one of {', '.join(ROLES)}, got {brief(role)}."
