@@ -36,8 +36,8 @@ resample cells. Drawn from rows by `tacg law`; nothing is typed by hand."""
 CONTROLS = f"""Controls do part of what a gate does, without a trajectory. There are three: a high threshold for the
 first two steps of a block; a threshold that falls with the share still masked; and `{DEFAULT_BASE}` with commits held
 back at random, at the rate at which the History Gate held them back in that cell. "Against careful starts" compares
-with the frontier of `{DEFAULT_BASE}` and all points of both careful starts together, "against held at random" likewise. A
-frontier with more points is slightly optimistic."""
+with the frontier of `{DEFAULT_BASE}` and all points of both careful starts together, "against held at random" likewise.
+A frontier with more points is slightly optimistic."""
 
 
 def write_report(
