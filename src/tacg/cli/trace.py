@@ -106,16 +106,22 @@ def _record(
     from tacg.trace import record
 
     prompt: str | list[dict[str, str]] | Canvas = what if isinstance(what, str) else ""
+    grade = None
     if not isinstance(what, str):
         (problem,) = what.problems("test", 1, seed)
         prompt = problem.asked
+
+        def grade(text: str) -> dict[str, Any]:
+            found = what.grade(problem, text)
+            return {"correct": found.correct, "score": found.score}
+
     files = []
     for spec in policies:
         file = out / f"{spec.replace('/', '-').replace(':', '-')}.jsonl"
         mine = takes(spec, settings)
         if not isinstance(what, str):
             mine = {**settings_of(what, spec, mine), **problem.held}
-        for event in record(llm, prompt, spec, file, settings=mine):
+        for event in record(llm, prompt, spec, file, settings=mine, grade=grade):
             del event
         typer.secho(f"trace: {file}", err=True)
         files.append(file)

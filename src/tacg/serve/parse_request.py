@@ -12,6 +12,7 @@ from tacg.engine.request import Decode, Request, resolve
 from tacg.errors import TacgError, unknown
 from tacg.policies import get_policy
 from tacg.serve.body import NAME, Body, blame, brief, is_int, is_number
+from tacg.serve.problems import SEEDS, Example
 from tacg.serve.refusal import Refusal, bad
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Ask:
     shown       the prompts as text, for traces and logs
     constraint  what every answer must match
     canvas      ids of a template, with the mask id in its holes; () for an answer from scratch
+    problem     the problem that the prompt asks, so that the answer can be graded
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -75,6 +77,7 @@ class Ask:
     logprobs: bool = False
     constraint: Automaton | None = None
     canvas: tuple[int, ...] = ()
+    problem: Example | None = None
 
     def rows(self) -> list[Request]:
         """One row per answer: n for the first prompt, n for the second, … Answers to a prompt differ by seed."""
@@ -141,7 +144,9 @@ class Reader:
         return self._ask(body, prompts, shown, logprobs is not None)
 
     def decode(self, document: Any) -> Ask:
-        """`/v1/decode`: a `prompt` or `messages`, policy, settings, perhaps a `template` and a `response_format`."""
+        """`/v1/decode`: a `prompt` or `messages`, policy, settings, perhaps a `template`, a `response_format` and a
+        `problem` (task and seed), whose answer is graded.
+        """
         body = Body(document)
         self._model(body, required=False)
         if ("prompt" in body) == ("messages" in body):
@@ -155,9 +160,9 @@ class Reader:
         else:
             shown = body.take("prompt", "a text", lambda value: isinstance(value, str))
             prompt = self._encode(shown, template, "prompt")
-        return self._ask(
-            body, (prompt,), shown, False, openai=False, pattern=self._format(body), canvas=self._template(body)
-        )
+        problem, pattern, canvas = _problem(body, shown), self._format(body), self._template(body)
+        ask = self._ask(body, (prompt,), shown, False, openai=False, pattern=pattern, canvas=canvas)
+        return replace(ask, problem=problem)
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -340,6 +345,22 @@ class Reader:
 def _drop_names(body: Body) -> None:
     for name in NAMES:
         body.take(name, "a text", lambda value: isinstance(value, str))
+
+
+def _problem(body: Body, shown: str) -> Example | None:
+    """The `problem` that the prompt asks; refused if its prompt is another one."""
+    wants = "an object with `task`, a text, and `seed`, a whole number >= 0"
+    given = body.take(
+        "problem", wants,
+        lambda value: isinstance(value, dict) and set(value) == {"task", "seed"} and isinstance(value["task"], str)
+        and is_int(value["seed"]) and 0 <= value["seed"] < SEEDS,
+    )  # fmt: skip
+    if given is None:
+        return None
+    example = Example(given["task"], given["seed"])
+    if example.problem.prompt != shown:
+        raise bad("`prompt` must be that of the `problem`: leave `problem` out for another one.", "problem")
+    return example
 
 
 def _message(number: int, message: Any) -> dict[str, str]:
