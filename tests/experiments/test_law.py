@@ -238,7 +238,7 @@ def test_a_law_is_read_back_and_a_wrong_one_refused(tmp_path: Path) -> None:
     assert predict(again["rules"][0]["gained"], middle) == predict(law["rules"][0]["gained"], middle)
     assert read_law()["needed"] == ENOUGH, "one ships"
     (tmp_path / "law.json").write_text('{"cells": 3, "needed": 2, "rules": [{}]}')
-    with pytest.raises(TacgError, match=r"is no law: `rules\[0\].method` is missing"):
+    with pytest.raises(TacgError, match=r"is not a law: `rules\[0\].method` is missing"):
         read_law(tmp_path / "law.json")
 
 

@@ -126,7 +126,7 @@ def test_settings_are_not_mixed(llm: tacg.LLM, tmp_path: Path, whole: bytes) -> 
         ({"score": float("nan")}, "line 4: `score` must be a number from 0 to 1, got nan"),
         ({"correct": "yes"}, "line 4: `correct` must be true or false, got 'yes'"),
         ({"text": None}, "line 4: `text` must be text, got None"),
-        ({"mood": 1}, "line 4: `mood` is no field of this version's rows"),
+        ({"mood": 1}, "line 4: `mood` is not a field of this version's rows"),
     ],
 )
 def test_rows_that_cannot_be_are_named(
