@@ -82,10 +82,10 @@ def publish(
         try:
             pictures.append(function(rows, out / name))
         except TacgError as error:
-            typer.secho(f"no picture: {error}", fg="yellow", err=True)
+            typer.secho(f"no plot: {error}", fg="yellow", err=True)
     section = Section("", "", tables, pictures, provenance(rows))
     page = write_page(out / "page.html", title, [section])
-    for what, path in (("rows", out / "rows.jsonl"), *(("picture", each) for each in pictures), ("page", page)):
+    for what, path in (("rows", out / "rows.jsonl"), *(("plot", each) for each in pictures), ("page", page)):
         typer.secho(f"{what}: {path}", err=True)
 
 
