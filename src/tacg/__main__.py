@@ -4,7 +4,7 @@ from tacg.cli.interrupt import ended_by_signals
 
 
 def run() -> None:
-    """Run the command line; what is typed at a terminal too early ends it without a word."""
+    """Run the command line; Ctrl-C while it is still loading ends it without a message."""
     with ended_by_signals():
         from tacg.cli.main import run
     run()

@@ -1,6 +1,6 @@
-"""Files as users leave them. They are read whole, from regular files only; they are written in one stroke.
+"""Users' files. They are read whole, from regular files only; they are written atomically.
 
-Whatever is wrong with one is a single sentence that names the file, what was expected and the next step.
+An error is one sentence that names the file, what was expected and the next step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from tacg.errors import TacgError
 
-LARGEST = 1 << 30  # bytes, unpacked; every file that we read is far smaller
+LARGEST = 1 << 30  # maximum bytes, unpacked; every file that we read is far smaller
 # Fields by which a benchmark's problems are recognized.
 SETS = {
     "gsm8k": {"question", "answer"},
@@ -25,7 +25,7 @@ SETS = {
     "humaneval": {"task_id", "entry_point"},
     "mbpp": {"task_id", "test_list"},
 }
-DEEPEST = 64  # levels of JSON; ours have a handful, and much of what handles values is recursive
+DEEPEST = 64  # maximum levels of JSON; our files have a handful, and much of the code that handles values is recursive
 
 
 def read_bytes(path: Path, what: str, hint: str = "") -> bytes:
@@ -43,7 +43,7 @@ def read_bytes(path: Path, what: str, hint: str = "") -> bytes:
 
 
 def refuse_irregular(path: Path, what: str, hint: str = "") -> None:
-    """Raise unless there is a regular file: a directory cannot be read, and a pipe may keep one waiting for ever."""
+    """Raise unless there is a regular file: a directory cannot be read, and a pipe may block forever."""
     begins = f"The {what} {str(path)!r}"
     try:
         mode = path.stat().st_mode
@@ -67,7 +67,7 @@ def read_json(path: Path, what: str, hint: str = "") -> Any:
 
 
 def parse_json(text: str | bytes, where: str, hint: str = "") -> Any:
-    """A JSON value that can be handled and printed safely: not nested deeply, and its texts are valid Unicode."""
+    """A JSON value that is safe to process and print: not nested deeply, and its strings are valid Unicode."""
     try:
         text = text if isinstance(text, str) else text.decode("utf-8")
         value = json.loads(text)
@@ -83,7 +83,7 @@ def parse_json(text: str | bytes, where: str, hint: str = "") -> Any:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise TacgError(f"{where} has a text with half of a surrogate pair.{_next(hint)}") from None
+            raise TacgError(f"{where} has a string with half of a surrogate pair.{_next(hint)}") from None
     return value
 
 
@@ -109,16 +109,16 @@ def what_is(row: object) -> str:
 
 
 def make_room(path: Path) -> Path:
-    """Raise now unless a file can be written at `path`: nobody wants to hear that after hours of decoding.
+    """Raise now, before hours of decoding, unless a file can be written at `path`.
 
-    Missing directories are made. Returns where the file really is: a symbolic link stays one.
+    Missing directories are created. Returns where the file really is: a symbolic link stays one.
     """
     real = place_of(path)
     try:
         if real.exists():
             real.open("ab").close()
         draft = _draft(real)
-        _write(draft, b"\n" * 4096)  # a full disk shows
+        _write(draft, b"\n" * 4096)  # fails on a full disk
         draft.unlink()
     except OSError as error:
         raise not_written(path, error) from None
@@ -126,7 +126,7 @@ def make_room(path: Path) -> Path:
 
 
 def write_file(path: Path, content: bytes | str) -> Path:
-    """Write a whole file, or replace it, in one stroke: others see the old content or the new one. Links stay links."""
+    """Write or replace a file atomically: readers see the old content or the new one. Symbolic links stay links."""
     real = place_of(path)
     draft = _draft(real)
     try:
@@ -140,7 +140,7 @@ def write_file(path: Path, content: bytes | str) -> Path:
 
 
 def place_of(path: Path) -> Path:
-    """Where a file really is, its directory made; raises if something is there that is no regular file."""
+    """Where a file really is; creates its directory, and raises if something other than a regular file is there."""
     try:
         real = Path(os.path.realpath(path))
         real.parent.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def place_of(path: Path) -> Path:
 
 
 def _write(draft: Path, content: bytes) -> None:
-    """The content is on disk, or nothing is."""
+    """Flush the content to disk."""
     try:
         with draft.open("wb") as file:
             file.write(content)
@@ -167,7 +167,7 @@ def _write(draft: Path, content: bytes) -> None:
 
 def not_written(path: Path, error: OSError) -> TacgError:
     """The error for a file that cannot be written."""
-    return TacgError(f"{str(path)!r} cannot be written: {_why(error)}; mend that, or name another place.")
+    return TacgError(f"{str(path)!r} cannot be written: {_why(error)}; fix that, or choose another path.")
 
 
 def _draft(real: Path) -> Path:
@@ -189,7 +189,7 @@ def _kind(mode: int) -> str:
 
 
 def _too_deep(where: str, hint: str) -> TacgError:
-    return TacgError(f"{where} is nested more than {DEEPEST} levels deep, which nothing of ours is.{_next(hint)}")
+    return TacgError(f"{where} is nested more than {DEEPEST} levels deep, which is too deep.{_next(hint)}")
 
 
 def _deeper(value: Any, levels: int) -> bool:

@@ -53,7 +53,7 @@ class GateConfig(Knobs):
         None, "top-1 minus top-2 margin that keeps a base decision", symbol="preserve_base", low=0, per_row=True
     )
     k_ratio: float | None = knob(
-        None, "promotions also at most this share of the base policy's set, at least 1 (released code)", low=0
+        None, "also cap promotions at this share of the base policy's set, at least 1 (released code)", low=0
     )
     rejoin: bool = knob(True, "a base proposal that was held back may be promoted (released code: no)")
     max_support: float | None = knob(

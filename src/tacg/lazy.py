@@ -77,7 +77,7 @@ def _open(among: Tensor, count: Tensor) -> Tensor:
 def _undecided(
     confidence: Tensor, most: Tensor | float, contests: list[tuple[Tensor, Tensor]], config: GateConfig
 ) -> Tensor:
-    """Positions that may be among the `count` readiest of a contest (among, count), with support from 0 to `most`."""
+    """Positions that may be among the `count` most ready ones of `among`, with support from 0 to `most`."""
     reach = config.support_lambda * most * (1 + ROUNDING)
     low, high = (confidence - reach, confidence) if config.support == "steady" else (confidence, confidence + reach)
     asked = torch.zeros_like(contests[0][0])

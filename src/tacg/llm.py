@@ -87,7 +87,7 @@ class LLM:
         """
         many, single = _listed(prompts)
         outputs: dict[int, Output] = {}
-        steps = dict.fromkeys(range(len(many)), False) if progress else False  # without proposals
+        steps = dict.fromkeys(range(len(many)), False) if progress else False  # events without proposals
         events = self._events(many, policy, chat, batch_size, settings, detail=steps)
         for event in _shown(events, len(many), self.model.spec.mask_id) if progress else events:
             if isinstance(event, Finished):
@@ -299,7 +299,7 @@ def _digest(model: Denoiser) -> str:
     digest = hashlib.sha256(model.spec.name.encode())
     for tensor in _tensors(model):
         digest.update(str(tensor.dtype).encode())
-        first = tensor[0] if tensor.dim() > 2 else tensor  # of experts: all of them may be gigabytes
+        first = tensor[0] if tensor.dim() > 2 else tensor  # only a few experts: all of them may be gigabytes
         digest.update(first.flatten()[:64].to("cpu", torch.float32).numpy().tobytes())
     return digest.hexdigest()[:12]
 
@@ -321,7 +321,7 @@ def load(
     verifier  a directory or hub id of an autoregressive model with the same tokenizer, for the policy `apd`; pocket
               includes one
     compile   pass the layers through `torch.compile` on the first forward, which takes a while: fewer kernels on a GPU
-    quantize  "int8" or "int4": keep the weights of all products in so many bits (see `tacg.models.quantized`)
+    quantize  "int8" or "int4": store the weights of all matrix products in 8 or 4 bits (see `tacg.models.quantized`)
     """
     llm = LLM(
         *load_checkpoint(
@@ -347,7 +347,7 @@ def _verifier(
     """Load a model that can verify what this one drafts."""
     model, tokenizer = load_checkpoint(source, dtype=dtype, device=device, offline=offline, quantize=quantize)
     if model.spec.mask_id != NO_MASK:
-        raise TacgError(f"`verifier` must be an autoregressive model, such as Qwen2.5-0.5B; {str(source)!r} is none.")
+        raise TacgError(f"`verifier` must be an autoregressive model, such as Qwen2.5-0.5B; {str(source)!r} is not.")
     if not tokenizer.agrees_with(llm.tokenizer):
         raise TacgError(
             f"`verifier` must have the tokenizer of {llm.model.spec.name!r}, so that ids mean the same; that of "

@@ -1,4 +1,4 @@
-"""What the system is told about the memory of tensors: which is not needed any more, which is large."""
+"""Hints to the operating system about the memory of tensors: what is no longer needed, and what is large."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 
 def let_go(tensor: Tensor | NDArray[Any]) -> None:
-    """Give back the pages behind a tensor or array on the CPU; what it holds is lost, or read again if it maps a file.
+    """Release the pages of a tensor or array on the CPU. Its content is lost, or read again if it maps a file.
 
-    Only whole pages inside the tensor; on systems without `madvise` nothing happens.
+    Only whole pages inside the tensor are released; on systems without `madvise` nothing happens.
     """
     _advise(tensor, "MADV_DONTNEED")
 
 
 def hold_in_large_pages(tensor: Tensor) -> None:
-    """Ask for large pages behind a tensor on the CPU that will be swept often: fewer addresses to look up."""
+    """Ask for large pages for a tensor on the CPU that is read often: fewer address look-ups."""
     _advise(tensor, "MADV_HUGEPAGE")
 
 

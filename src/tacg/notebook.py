@@ -1,7 +1,7 @@
 """What a notebook shows: an answer as a small player of its decode, and a progress bar.
 
-The player is not the one of `tacg.trace`: an output lies below traces, holds commits but no signals, and a notebook
-stores a copy with every output, so it has to be small (4 KB).
+This is not the player of `tacg.trace`: an output has commits but no signals, and a notebook stores a copy of the player
+with every output, so it has to be small (4 KB).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Progress:
         self.bar.close()
 
     def tell(self, row: int, share: float, *, steps: int) -> None:
-        """Such a share of a row is written, after so many steps."""
+        """Called after each step with the written share of a row and its steps."""
         self.bar.set_postfix_str(f"step {steps}", refresh=False)
         self.bar.update(share - self.shares.get(row, 0.0))
         self.shares[row] = share

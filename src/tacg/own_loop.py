@@ -56,7 +56,8 @@ def commit_step(
 
     If `base_gate` raises or the logits are unusable, the trajectory starts over.
 
-    A step may commit nothing, so add your own fallback. Write with `torch.where(step.commit, step.tokens, x)`.
+    A step may commit nothing: add your own fallback, or your loop may never end. Write the result with
+    `torch.where(step.commit, step.tokens, x)`.
     """
     config = config or GateConfig()
     _check(logits, mask, state)
@@ -69,7 +70,7 @@ def commit_step(
     assert state.streak is not None
     wanted = getattr(base_gate, "needs", SNAPSHOT) if callable(base_gate) else Needs()
     if theirs := wanted.names & {*BY_ENGINE}:
-        raise TacgError(f"`{min(theirs)}` is the engine's to tell; `commit_step` sees logits only.")
+        raise TacgError(f"`{min(theirs)}` is only known to the engine; `commit_step` sees logits only.")
     count = torch.full((len(mask),), state.steps, device=mask.device)
     # A CPU reads only the masked positions. A GPU reads all of them, because listing the masked ones would stall it.
     places = mask.reshape(-1).nonzero().squeeze(1) if mask.device.type == "cpu" else None
@@ -83,7 +84,7 @@ def commit_step(
             base_gate = base_gate(signals)
             _check_base(base_gate, mask)
     except BaseException:
-        state.restart()  # the step was scanned but not decided: better no trajectory than a wrong one
+        state.restart()  # the step was scanned but not decided: a new trajectory is better than a wrong one
         raise
 
     streak = persistence(signals, state.tokens, state.streak)

@@ -1,4 +1,4 @@
-"""What a value from a file must look like, declared in one place, and what is wrong with it in words.
+"""The shape that a value from a file must have, declared in one place, and a description of what is wrong with it.
 
 A shape is a type (`str`, `bool`), a `Number`, a list with the shape of its elements (`[str]`), a tuple with the shapes
 of a list's elements in order (`(str, int)`), or a dict with the shapes of an object's fields; a field whose name ends
@@ -30,7 +30,7 @@ class Number:
         return f"{kind} from {self.low:g} to {self.high:g}"
 
     def takes(self, value: Any) -> bool:
-        """Whether a value is such a number; true and false are none."""
+        """Whether a value is such a number; true and false are not."""
         right = type(value) is int or (type(value) is float and not self.whole and math.isfinite(value))
         return right and self.low <= value <= self.high
 
@@ -72,6 +72,6 @@ def _wants(name: str, wanted: str, value: Any) -> str:
 
 
 def brief(value: Any) -> str:
-    """A value as a message repeats it: it may be a whole book."""
+    """A value, shortened for a message: it may be very long."""
     shown = f"{WORDS[type(value)]} of {len(value)}" if isinstance(value, dict | list) else repr(value)
     return shown if len(shown) <= 80 else shown[:80] + "…"

@@ -55,7 +55,7 @@ class Tokenizer:
 
     @classmethod
     def of(cls, backend: Any, config: Mapping[str, Any]) -> Tokenizer:
-        """A tokenizer that does not come from files; `config` is what tokenizer_config.json would say."""
+        """A tokenizer that does not come from files; `config` replaces tokenizer_config.json."""
         made = cls.__new__(cls)
         made.config, made._backend, made.chat_template = config, backend, _plain(config.get("chat_template"))
         return made
@@ -118,7 +118,7 @@ class Tokenizer:
         framed = self._backend.encode("a")
         text = [place for place, added in enumerate(framed.special_tokens_mask) if not added]
         if not text:
-            raise TacgError("The tokenizer makes no token of the text 'a'; is it the checkpoint's own?")
+            raise TacgError("The tokenizer returns no token for the text 'a'; is it the checkpoint's own?")
         return tuple(framed.ids[: text[0]]), tuple(framed.ids[text[-1] + 1 :])
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
@@ -271,13 +271,13 @@ def _reader_of(decoder: Any) -> Callable[[str], bytes]:
 
         return spelled
     raise TacgError(
-        f"Structured output needs a tokenizer whose tokens are bytes or texts wherever they stand, as those of LLaDA "
+        f"Structured output needs a tokenizer whose tokens always stand for the same bytes or text, as in LLaDA "
         f"and Dream; this one decodes by {', '.join(map(str, kinds))}."
     )
 
 
 def _byte_letters() -> dict[str, bytes]:
-    """GPT-2's letters for bytes: printable ones stand for themselves, the others are mapped to letters from 256 on."""
+    """GPT-2's characters for bytes: printable ones are kept, the others are mapped to characters from 256 on."""
     seen = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [each for each in range(256) if each not in seen]
     return {chr(each): bytes([each]) for each in seen} | {chr(256 + n): bytes([each]) for n, each in enumerate(others)}

@@ -118,7 +118,7 @@ class Needs:
         if branches and scope == "block":
             raise TacgError('`scope` must be "open" or "answer" for a policy that proposes branches; got "block".')
         if branches and (attention or verifier):
-            raise TacgError("A policy that proposes branches can neither look at attention nor be verified.")
+            raise TacgError("A policy that proposes branches can neither read attention nor use a verifier.")
         for name, value in (
             ("names", frozenset(names)), ("contrast", contrast), ("credit", credit), ("past", past), ("scope", scope),
             ("committed", committed or "recheck" in names), ("samples", samples), ("branches", branches),

@@ -211,7 +211,7 @@ def test_a_full_disk_behind_stdout(words: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([TACG, *words], stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "error: No space left on device. Mend that and try again."
+    assert done.stderr.splitlines()[-1] == "error: No space left on device. Fix that and try again."
 
 
 def test_input_that_is_no_text() -> None:

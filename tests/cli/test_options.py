@@ -134,7 +134,7 @@ class Confidence(tacg.Policy):
     [
         ("missing.py:Bold", "The policy file 'missing.py' cannot be read: No such file"),
         ("own.py:Silnt", "Unknown policy of 'own.py': 'Silnt'. Did you mean 'Silent'?"),
-        ("own.py", "Say which policy of 'own.py' you mean, as in own.py:Class; it has Loose, Silent, Confidence."),
+        ("own.py", "Name a policy of 'own.py', as in own.py:Class; it has Loose, Silent, Confidence."),
         ("own.py:Plain", "own.py:Plain must be a class that derives from tacg.Policy"),
         ("own.py:Loose", "own.py:Loose must be a frozen dataclass: write @dataclass(frozen=True) above the class"),
         ("tacg+own.py:Silent", "own.py:Silent must define decide(self, signals, state)"),

@@ -238,7 +238,7 @@ def test_a_law_is_read_back_and_a_wrong_one_refused(tmp_path: Path) -> None:
     assert predict(again["rules"][0]["gained"], middle) == predict(law["rules"][0]["gained"], middle)
     assert read_law()["needed"] == ENOUGH, "one ships"
     (tmp_path / "law.json").write_text('{"cells": 3, "needed": 2, "rules": [{}]}')
-    with pytest.raises(TacgError, match=r"is no law: `rules\[0\].method` is missing"):
+    with pytest.raises(TacgError, match=r"is not a law: `rules\[0\].method` is missing"):
         read_law(tmp_path / "law.json")
 
 
@@ -248,7 +248,7 @@ def test_the_report_is_drawn_from_cells(tmp_path: Path) -> None:
     write_report(cells, law, tmp_path / "law.md", tmp_path / "law" / "law.png", waiting=2)
     text = (tmp_path / "law.md").read_text(encoding="utf-8")
     assert "![law](law/law.png)" in text
-    assert "Cells under way, not shown: 2" in text
+    assert "Incomplete cells, not shown: 2" in text
     assert "over 16 cells" in text
     assert "the trajectory adds something beyond a careful start" in text
     assert text.count("| m3 |") == 4 * 4, "four cells of each model in four tables"

@@ -253,4 +253,4 @@ def test_the_command_line_recommends_with_and_without_labels(tmp_path: Path) -> 
         assert [row["name"] for row in found["unseen"]][-1] == "confidence, defaults"
     done = subprocess.run([TACG, "recommend"], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
-    assert "either --task or --prompts" in done.stderr
+    assert "recommend for: --task or --prompts" in done.stderr

@@ -97,7 +97,7 @@ def test_a_model_with_a_qwen_body(tmp_path: Path) -> None:
     asked = [Instance("generate_until", {}, (f"{word} ", {"until": [], "max_gen_toks": 40}), 0) for word in "abc"]
     alone = [llm.generate(f"{word} ", "tacg", chat=False, gen_length=40).text for word in "abc"]
     assert model.generate_until(asked) == alone
-    with pytest.raises(TacgError, match="sees by blocks"):
+    with pytest.raises(TacgError, match="is block-causal"):
         model.loglikelihood([Instance("loglikelihood", {}, ("Hello", " you"), 0)])
 
 

@@ -39,9 +39,9 @@ def test_without_promotions_no_reference_is_kept() -> None:
 BEYOND = {
     "ahd": "looks at masks beyond the block",
     "apd": "needs a verifier",
-    "attention": "reads what the model attends to",
+    "attention": "reads the model's attention",
     "d3llm": "looks at masks beyond the block",
-    "dapd": "reads what the model attends to",
+    "dapd": "reads the model's attention",
     "joint": "reads committed tokens again",
     "lookum": "tries several branches",
     "lopa": "tries several branches",

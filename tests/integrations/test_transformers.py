@@ -175,7 +175,7 @@ def test_a_causal_model_is_refused() -> None:
 
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=50, **shape)).eval()
-    with pytest.raises(TacgError, match="looks only backwards"):
+    with pytest.raises(TacgError, match="has causal attention"):
         model.generate(torch.tensor([[3, 4]]), custom_generate=tacg_generate, max_new_tokens=4, mask_id=1)
     with pytest.raises(TacgError, match="mask_id="):
         model.generate(torch.tensor([[3, 4]]), custom_generate=tacg_generate, max_new_tokens=4)

@@ -96,7 +96,7 @@ def test_a_model_that_shows_none_is_refused() -> None:
         shows_attention = False
 
     request = tacg.Request((3,), tacg.get_policy("attention"), tacg.Decode(gen_length=4))
-    with pytest.raises(tacg.TacgError, match="`attention` looks at attention, which 'reactive' does not show"):
+    with pytest.raises(tacg.TacgError, match="`attention` reads attention, which 'reactive' does not expose"):
         tacg.Engine(Blind()).submit(request)
 
 

@@ -59,5 +59,5 @@ def test_load_compiles(tmp_path: Path) -> None:
 
 
 def test_families_without_steps_are_refused() -> None:
-    with pytest.raises(TacgError, match="not possible for this family"):
+    with pytest.raises(TacgError, match="not supported for this family"):
         compile_layers(torch.nn.Linear(2, 2))

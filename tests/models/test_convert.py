@@ -38,7 +38,7 @@ def test_a_converted_checkpoint_is_the_same(pickled: Path) -> None:
     assert told["tensors"] == len(weights) == len(made)
     assert all(torch.equal(made[name], tensor) for name, tensor in weights.items())
     tacg.load(pickled)
-    with pytest.raises(tacg.TacgError, match="is there already; pass --force"):
+    with pytest.raises(tacg.TacgError, match="exists already; pass --force"):
         convert(pickled)
     assert convert(pickled, force=True) == (pickled / "model.safetensors", len(weights))
 
@@ -74,9 +74,12 @@ class Trap:
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (lambda file, trap: torch.save({"x": trap}, file), "It may hold code, which is never run here"),
-        (lambda file, trap: file.write_bytes(pickle.dumps({"x": trap})), "It may hold code, which is never run here"),
-        (lambda file, trap: file.write_bytes(file.read_bytes()[:-99]), "cannot be read as tensors alone"),
+        (lambda file, trap: torch.save({"x": trap}, file), "It may contain code, which is never run here"),
+        (
+            lambda file, trap: file.write_bytes(pickle.dumps({"x": trap})),
+            "It may contain code, which is never run here",
+        ),
+        (lambda file, trap: file.write_bytes(file.read_bytes()[:-99]), "contains more than tensors"),
         (lambda file, trap: torch.save({"x": 1}, file), "but 'x' is a int"),
         (lambda file, trap: torch.save([torch.ones(1)], file), "must hold tensors by name, got list"),
         (lambda file, trap: file.unlink(), r"has no \*.bin, \*.pt, \*.pth to convert"),

@@ -134,7 +134,7 @@ def test_the_tokenizer_comes_from_the_file(made: Path) -> None:
     for broken, told in (
         (
             {"tokenizer_pre": "viking"},
-            "by the rule 'viking', which is not known here .*copy the checkpoint's",
+            "by the rule 'viking', which is not supported .*copy the checkpoint's",
         ),
         ({"tokenizer_model": "llama"}, r"lacks tokens, token types and merges .*copy the checkpoint's tokenizer\.json"),
     ):

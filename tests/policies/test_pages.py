@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tacg import TacgError
-from tacg.policies.pages import HEADINGS, about, choice, page, pages, with_choice, with_table
+from tacg.policies.pages import HEADINGS, about, page, pages, with_table
+from tacg.policies.recommended import choice, recommendations, recommended, with_choice
 from tacg.policies.registry import BUILT_IN
 from tacg.records.flat import read_rows
 
@@ -28,6 +29,7 @@ def test_pages_are_up_to_date() -> None:
     assert not stale, HINT
     readme = (HOME / "README.md").read_text(encoding="utf-8")
     assert readme == with_choice(with_table(readme, "docs/decoders/"), rows("arena"), "docs/decoders/"), HINT
+    assert recommended() == recommendations(rows("arena")), HINT
 
 
 def test_the_choice_weighs_forwards_against_accuracy() -> None:

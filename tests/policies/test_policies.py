@@ -85,7 +85,7 @@ def test_undeclared_signals_are_refused_with_advice() -> None:
         Needs("readout")
     with pytest.raises(TacgError, match='`scope` must be "open" or "answer" for a policy that proposes branches'):
         Needs(branches=2)
-    with pytest.raises(TacgError, match="branches can neither look at attention nor be verified"):
+    with pytest.raises(TacgError, match="branches can neither read attention nor use a verifier"):
         Needs(scope="open", branches=2, attention=1.0)
 
 
@@ -115,7 +115,7 @@ def test_spellings() -> None:
         ("tacg+klas", {}, "Did you mean 'klass'?"),
         ("tacg", {"k_xtra": 1}, "Unknown knob of `tacg` 'k_xtra'. Did you mean 'k_extra'?"),
         ("confidence", {"threshold": 2}, r"`threshold` must be float in \[0, 1\], got 2"),
-        ("klass+confidence", {}, "`klass` wraps no other policy"),
+        ("klass+confidence", {}, "`klass` does not wrap other policies"),
         ("tacg:llada/gsm9k", {}, "Did you mean 'tacg:llada/gsm8k'?"),
         ("tacg+tacg", {}, "Two knobs are named"),
     ],
@@ -195,7 +195,7 @@ def test_a_policy_may_not_shadow_the_decode() -> None:
 
         seed: int = tacg.knob(7, "mine", low=0)
 
-    with pytest.raises(TacgError, match="has a knob named `seed`, as the decode has"):
+    with pytest.raises(TacgError, match="has a knob named `seed`, as has the decode"):
         resolve(Clash(), {})
 
 

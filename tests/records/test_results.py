@@ -83,7 +83,7 @@ def test_a_finished_run_is_not_decoded_again(llm: tacg.LLM, tmp_path: Path, whol
 def test_settings_are_not_mixed(llm: tacg.LLM, tmp_path: Path, whole: bytes) -> None:
     path = tmp_path / "run.jsonl"
     path.write_bytes(whole)
-    with pytest.raises(TacgError, match=r"is there already: go on with it \(--resume\)"):
+    with pytest.raises(TacgError, match=r"exists already: continue it with --resume"):
         run(llm, path)
     with pytest.raises(TacgError, match=r"run\.n: 6 there, 7 here"):
         run(llm, path, n=7, resume=True)
@@ -94,11 +94,11 @@ def test_settings_are_not_mixed(llm: tacg.LLM, tmp_path: Path, whole: bytes) -> 
     with pytest.raises(TacgError, match=rf"model\.weights: {other['weights']} there"):
         run(llm, path, resume=True)
     path.write_text('{"task": "pocket-math"}\n')
-    with pytest.raises(TacgError, match="is no results file"):
+    with pytest.raises(TacgError, match="is not a results file"):
         run(llm, path, resume=True)
     for foreign in (b'{"my": "data"}', b"\x00\x01binary"):  # without a line's end: not what a crash of ours leaves
         path.write_bytes(foreign)
-        with pytest.raises(TacgError, match="is no results file"):
+        with pytest.raises(TacgError, match="is not a results file"):
             run(llm, path, resume=True)
         assert path.read_bytes() == foreign
         with pytest.raises(TacgError, match="no whole row"):
@@ -126,7 +126,7 @@ def test_settings_are_not_mixed(llm: tacg.LLM, tmp_path: Path, whole: bytes) -> 
         ({"score": float("nan")}, "line 4: `score` must be a number from 0 to 1, got nan"),
         ({"correct": "yes"}, "line 4: `correct` must be true or false, got 'yes'"),
         ({"text": None}, "line 4: `text` must be text, got None"),
-        ({"mood": 1}, "line 4: `mood` is no field of this version's rows"),
+        ({"mood": 1}, "line 4: `mood` is not a field of this version's rows"),
     ],
 )
 def test_rows_that_cannot_be_are_named(
@@ -170,7 +170,9 @@ def test_rows_of_experiments_that_cannot_be_are_named(
     run_cells(llm, cells, Sample(2), Ledger(path))
     first, second = path.read_bytes().splitlines()
     path.write_bytes(first + b"\n" + json.dumps(json.loads(second) | change).encode() + b"\n")
-    with pytest.raises(TacgError, match=rf"rows\.jsonl, line 2: {told}; delete the line, it will be made again"):
+    with pytest.raises(
+        TacgError, match=rf"rows\.jsonl, line 2: {told}; delete the line, and it will be computed again"
+    ):
         run_cells(llm, cells, Sample(2), Ledger(path))
 
 
@@ -369,7 +371,7 @@ def test_a_file_of_another_kind_is_named(llm: tacg.LLM, tmp_path: Path) -> None:
     (tmp_path / "set.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
     for read, kind in (
         (lambda: Ledger(results), "must hold rows of an experiment; it is a results file"),
-        (lambda: read_results(rows), "is no results file of `tacg eval`; it holds rows of an experiment"),
+        (lambda: read_results(rows), "is not a results file of `tacg eval`; it holds rows of an experiment"),
         (lambda: read_trace(results), "is not a trace: .* It is a results file"),
         (lambda: read_answers(rows, {}), "a line must be like .* This is rows of an experiment"),
         (lambda: get_task("mbpp", data=str(tmp_path / "set.jsonl")).items(), "this is problems of gsm8k"),

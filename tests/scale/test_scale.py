@@ -168,7 +168,7 @@ def test_mistakes_of_files(tmp_path: Path) -> None:
             generate(source, tmp_path / "out", model="tiny")
     broken = tmp_path / "in.parquet"
     broken.write_bytes(b"PAR1")
-    with pytest.raises(TacgError, match="no Parquet file that can be read"):
+    with pytest.raises(TacgError, match="cannot be read as Parquet"):
         generate(broken, tmp_path / "out", model="tiny")
     source.write_text('{"id": 1, "prompt": "a"}')
     with pytest.raises(TacgError, match="must be a regular file, but it is a directory"):

@@ -170,7 +170,7 @@ def test_hidden_states_stand_for_logits(llm: tacg.LLM) -> None:
 
 
 def test_a_model_without_hidden_states_is_told_so() -> None:
-    with pytest.raises(TacgError, match="shows its hidden states"):
+    with pytest.raises(TacgError, match="exposes its hidden states"):
         Engine(ReactiveDenoiser()).submit(Request((5,), get_policy("tacg"), Decode(memory="hidden")))
 
 

@@ -23,8 +23,11 @@ import torch
 import tacg
 from tacg.canvas import Canvas
 from tacg.engine.events import Started, Step
+from tacg.policies.presets import presets
+from tacg.policies.recommended import recommended
 from tacg.serve.app import page_files
 from tacg.serve.guard import Access
+from tacg.tasks import Problem, Task, get_task
 from tacg.trace import player, read_trace, record
 from tacg.types import Output
 from tests.cli.test_cli import ROOT
@@ -182,12 +185,27 @@ def step_of(page: Any) -> tuple[int, int]:
     return int(now), int(last)
 
 
-def verdict(one: Output, two: Output) -> str:
-    """What the page says of a race."""
+def problem_of(example: Example) -> tuple[Task, Problem]:
+    task = get_task(example["task"])
+    (problem,) = task.problems("test", 1, example["seed"])
+    return task, problem
+
+
+def verdict(example: Example, one: Output, two: Output) -> str:
+    """What the page says about a race."""
+    task, problem = problem_of(example)
     apart = two.steps - one.steps
     ahead = f"{(one if apart > 0 else two).policy} needs {abs(apart)} step{'s' * (abs(apart) > 1)} fewer."
     pace = ahead if apart else f"Both need {one.steps} steps."
-    return f"{pace} The answers {'are the same' if one.text == two.text else 'differ'}."
+    grades = ["right" if task.grade(problem, each.text).correct else "wrong" for each in (one, two)]
+    both = (
+        f"both are {grades[0]}"
+        if grades[0] == grades[1]
+        else f"{one.policy} is {grades[0]}, {two.policy} is {grades[1]}"
+    )
+    found = re.search(r"The answer is \d+\.", problem.answer)
+    expected = f" Expected: “{found[0]}”" if found and "wrong" in grades else ""
+    return f"{pace} The answers {'are the same' if one.text == two.text else 'differ'}; {both}.{expected}"
 
 
 def test_generate(
@@ -211,7 +229,11 @@ def test_generate(
             "committed": f"{len(expected.commits)} of {examples['math']['settings']['gen_length']}",
         }  # fmt: skip
         told = f"Done: {len(expected.tokens)} tokens in {expected.steps} steps, {tpf} tokens per forward."
-        assert page.locator("#status").inner_text() == told
+        task, problem = problem_of(examples["math"])
+        right = task.grade(problem, expected.text).correct
+        assert page.locator("#verdict").inner_text().startswith(f"The answer is {'right' if right else 'wrong'}.")
+        assert page.locator(".grade").inner_text() == ("✓ right" if right else "✗ wrong")
+        assert page.locator("#status").inner_text().startswith(f"{told} The answer is")
 
 
 def test_the_form_of_an_answer(
@@ -256,6 +278,95 @@ def test_a_template(browser: Any, server: Running, pocket: tacg.LLM, examples: d
         assert visit.asked[-1]["template"] == template
 
 
+def test_fresh_examples_and_advice(browser: Any, server: Running, pocket: tacg.LLM, tmp_path: Path) -> None:
+    """Says what the model knows; another example is another problem; the arena's choice and presets are a click away."""
+    visit = Visit(browser, server.url)
+    with visit as page:
+        page.wait_for_selector("#generate:enabled")
+        assert "pocket knows word problems" in page.locator("#knows").inner_text()
+        page.get_by_role("button", name="math").click()
+        first = page.locator("#prompt").input_value()
+        page.get_by_role("button", name="Another").click()
+        page.wait_for_function("first => document.querySelector('#prompt').value !== first", arg=first)
+        (problem,) = get_task("pocket-math").problems("test", 1, 1)
+        assert page.locator("#prompt").input_value() == problem.prompt
+        offers = recommended()["pocket-math"]
+        assert page.locator(".offer button").all_inner_texts() == list(dict.fromkeys(each["policy"] for each in offers))
+        page.locator(".offer button").first.click()
+        assert page.locator("#policy-0").input_value() == offers[0]["policy"]
+        page.locator("#policy-0").select_option("tacg")
+        assert page.locator("#sides fieldset").first.locator("> div > .dial:visible").count() == 3, (
+            "the three that matter"
+        )
+        page.locator("#preset-0").select_option("llada/gsm8k")
+        assert page.locator("#side-0-k_extra").input_value() == str(presets()["tacg:llada/gsm8k"]["knobs"]["k_extra"])
+        page.locator("#preset-0").select_option("")
+        page.locator("#prompt").fill(first)
+        generate(page)
+        assert "problem" not in visit.asked[0], "the prompt is not that of the example any more"
+        assert page.locator(".grade").inner_text() == ""
+
+
+def test_sudokus_are_grids(
+    browser: Any, server: Running, pocket: tacg.LLM, examples: dict[str, Example], tmp_path: Path
+) -> None:
+    expected = alone(pocket, examples["sudoku"], "confidence", threshold=0.5)
+    _, problem = problem_of(examples["sudoku"])
+    solution, clues = problem.answer.split(), re.findall(r"[.\d]", problem.prompt.partition(":")[2])
+    with Visit(browser, server.url) as page:
+        page.locator("#policy-0").select_option("confidence")
+        page.get_by_role("button", name="sudoku").click()
+        page.locator("#side-0-threshold").fill("0.5")
+        generate(page)
+        assert answer(page) == expected.text
+        cells = page.locator(".canvas .grid .cell")
+        assert cells.all_inner_texts() == expected.text.split()
+        assert page.locator(".canvas .clue").count() == sum(clue != "." for clue in clues)
+        wrong = sum(mine != right for mine, right in zip(expected.text.split(), solution, strict=True))
+        assert page.locator(".canvas .cell.wrong").count() == wrong > 0
+        tops = {round(box["y"]) for box in (cells.nth(i).bounding_box() for i in range(16))}
+        assert len(tops) == 4, "every row of a grid is visible"
+        picture(page, tmp_path, "sudoku")
+
+
+def test_why_in_plain_words(browser: Any, server: Running, examples: dict[str, Example], tmp_path: Path) -> None:
+    with Visit(browser, server.url) as page:
+        generate(page, "math")
+        for reason, words in (
+            ("base", "reaches the threshold 0.9"),
+            ("extra", "is above the floor"),
+            ("fallback", "came first"),
+        ):
+            page.locator(f".canvas .token.{reason}").first.focus()
+            assert words in page.locator("#card .why").inner_text()
+        page.locator("#scrub").fill("1")
+        page.locator(".canvas .token.draft").first.focus()
+        assert re.search("below the threshold 0.9|has lasted 1 step", page.locator("#card .why").inner_text())
+        page.locator("#policy-0").select_option("eb")
+        generate(page)
+        page.locator(".canvas .token.base").first.focus()
+        assert "bound (" in page.locator("#card .why").inner_text()
+        picture(page, tmp_path, "why")
+
+
+def test_a_hole_is_typed(browser: Any, server: Running, pocket: tacg.LLM, examples: dict[str, Example]) -> None:
+    visit = Visit(browser, server.url)
+    with visit as page:
+        page.get_by_role("button", name="math").click()
+        page.locator("#form > summary").click()
+        page.locator("#template").press_sequentially("The answer is<1>.")
+        assert page.locator("#template").input_value() == "The answer is⟨1⟩."
+        page.locator("#hole").click()
+        assert page.locator("#template").input_value() == "The answer is⟨1⟩.⟨8⟩"
+        page.locator("#holed").click()
+        template = page.locator("#template").input_value()
+        assert template == examples["math"]["template"]
+        generate(page)
+        filled = pocket.fill(template, prompt=examples["math"]["prompt"], **examples["math"]["settings"])
+        assert page.locator(".canvas").evaluate("box => box.textContent").replace("∎", "") == filled.text
+        assert page.locator(".grade").inner_text() in ("✓ right", "✗ wrong")
+
+
 def test_only_what_was_turned_is_asked_for_and_it_can_be_reset(
     browser: Any, server: Running, pocket: tacg.LLM, examples: dict[str, Example]
 ) -> None:
@@ -271,7 +382,8 @@ def test_only_what_was_turned_is_asked_for_and_it_can_be_reset(
         page.locator("#side-0-preserve_margin").fill("0.5")
         generate(page)
         turned = {"k_extra": 1, "threshold": 0.7, "support": "log_ratio", "preserve_margin": 0.5}
-        plain = {"prompt": example["prompt"], "policy": "tacg"}
+        problem = {"task": example["task"], "seed": 0}
+        plain = {"prompt": example["prompt"], "policy": "tacg", "problem": problem}
         assert visit.asked == [plain | example["settings"] | turned]
         assert answer(page) == alone(pocket, example, **turned).text
         page.locator("#reset").click()
@@ -342,14 +454,15 @@ def test_race_on_one_clock(
             return bool(page.locator("#verdict").is_visible())
 
         wait_until(over, PATIENCE)
-        assert page.locator("#verdict").inner_text() == verdict(*runners)
+        assert page.locator("#verdict").inner_text() == verdict(example, *runners)
         ends = [runner.steps for runner in runners]
         assert len(seen) > 5
         for pair in seen:
             assert pair == tuple(min(max(pair), end) for end in ends), "the same step, or at the end"
         assert tuple(map(int, page.locator(".numbers .step dd").all_inner_texts())) == tuple(ends)
         assert [answer(page, panel) for panel in (0, 1)] == [runner.text for runner in runners]
-        body = {"prompt": example["prompt"]} | example["settings"]
+        problem = {"task": example["task"], "seed": 0}
+        body = {"prompt": example["prompt"], "problem": problem} | example["settings"]
         assert sorted(visit.asked, key=str) == [body | {"policy": name} for name in ("confidence", "tacg")]
         page.locator("#scrub").fill(str(ends[0] // 2))
         assert page.locator("#verdict").is_hidden(), "not before the finish"
@@ -364,15 +477,24 @@ def test_a_saved_replay_opens_as_a_file(
     with Visit(browser, server.url) as page:
         page.locator("#race").check()
         generate(page, "code", panels=2)
-        assert page.locator("#verdict").inner_text() == verdict(*runners)
+        assert page.locator("#verdict").inner_text() == verdict(examples["code"], *runners)
         picture(page, tmp_path, "verdict")
         with page.expect_download() as found:
             page.locator("#save").click()
         assert found.value.suggested_filename == "tacg-tacg-confidence.html"
         file = tmp_path / "replay.html"
         found.value.save_as(file)
-    with Visit(browser, f"{file.as_uri()}#{last}", offline=True) as page:
-        assert step_of(page) == (last, last)
+    with Visit(browser, file.as_uri(), offline=True) as page:
+        assert step_of(page) == (last, last), "a replay opens at its end"
+        assert (
+            page.locator("#title").inner_text().count("(right)") + page.locator("#title").inner_text().count("(wrong)")
+            == 2
+        )
+        assert page.locator(".facts").first.inner_text() == "96 positions in blocks of 32"
+        page.locator(".facts").first.click()
+        assert page.locator("#play").inner_text() == "Pause", "a click plays it from the start"
+        page.locator(".facts").first.click()
+        page.locator("#scrub").fill(str(last))
         assert page.locator(".panel h2").all_inner_texts() == ["tacg", "confidence"]
         assert [answer(page, panel) for panel in (0, 1)] == [runner.text for runner in runners]
         page.locator("body").press("ArrowLeft")
@@ -416,7 +538,7 @@ def test_the_player_scrubs_through_changes_of_mind(browser: Any, llm: tacg.LLM, 
         back = next(commit for step in steps for commit in step.committed if commit.reason == "remask")
         page.locator("#scrub").fill(str(back.step))
         page.locator(".canvas .token").nth(back.position).focus()
-        assert f"remask, step {back.step}: taken back, masked again" in page.locator("#card").inner_text()
+        assert f"remask, step {back.step}: taken back and masked again" in page.locator("#card").inner_text()
         told = page.evaluate("document.activeElement.getAttribute('aria-label')")
         assert f"masked again in step {back.step}" in told
         picture(page, tmp_path, "revising-whole")
@@ -505,7 +627,7 @@ def test_errors_are_plain(
         ask(slow := example["prompt"] + " slow")
         page.wait_for_function("() => +document.querySelector('.numbers .step dd')?.textContent >= 2")
         hang_up(faulty)
-        cut = "The stream ended before the answer did; what had come is shown."
+        cut = "The connection ended before the answer did; what arrived is shown."
         assert told(cut) == cut
         check_what_stays(slow)
 
@@ -533,7 +655,7 @@ def test_stop_leaves_the_stream(browser: Any, faulty: Running, examples: dict[st
     before = dropped(faulty)
     with Visit(browser, faulty.url) as page:
         page.get_by_role("button", name="math").click()
-        page.locator("#policy-0").select_option("schedule")  # a token a step: it would go on for long
+        page.locator("#policy-0").select_option("schedule")  # one token per step: it would take long
         page.locator("#prompt").fill(f"{examples['math']['prompt']} slow")
         page.locator("#speed").select_option("as it comes", force=True)
         page.locator("#generate").click()

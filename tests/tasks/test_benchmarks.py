@@ -171,7 +171,7 @@ def test_worked_examples_come_first_and_never_the_one_asked(task: Callable[..., 
     assert one == "How many is 600 + 600?\nIt is 1,200.\nThe final answer is 1,200\n\nHow many is 2 + 3?"
     assert two.startswith("How many is 2 + 3?\nIt is 2+3=5.\nThe final answer is 5\n\n")
     assert first(task("mbpp", shots=1)).prompt.count("Add.") == 1, "items outside the test split serve as examples"
-    with pytest.raises(TacgError, match="`shots` must be at most 2, the worked examples there are; got 5"):
+    with pytest.raises(TacgError, match="`shots` must be at most 2, the number of worked examples; got 5"):
         first(task("gsm8k", shots=5))
     other = tmp_path / "train.jsonl"
     other.write_text(json.dumps({"question": "Train?", "answer": "#### 7"}))
@@ -546,7 +546,7 @@ def test_knobs_of_a_task_are_checked(tmp_path: Path) -> None:
         ("--knob", "protocl=paper"): "Unknown knob of gsm8k 'protocl'. Did you mean 'protocol'",
         ("--knob", "protocol=mine"): "`protocol` must be paper | lm-eval, got 'mine'",
         ("--knob", "shots"): "A knob of gsm8k must be written name=value, got 'shots'",
-        ("--task", "pocket-math"): "pocket-math is generated, not a set; --task must be one of gsm8k",
+        ("--task", "pocket-math"): "pocket-math is generated, not a benchmark; --task must be one of gsm8k",
     }.items():
         with pytest.raises(TacgError) as caught:
             raise grade(tmp_path, [line], *words).exception

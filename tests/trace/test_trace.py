@@ -204,4 +204,4 @@ def test_the_command_line_records_and_replays(tmp_path: Path) -> None:
     assert "on the signals of confidence" in (tmp_path / "re/player.html").read_text()
     done = subprocess.run([TACG, "trace"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert "Say what to trace" in done.stderr
+    assert "Give one prompt, or --task" in done.stderr

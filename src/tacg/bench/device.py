@@ -1,4 +1,4 @@
-"""What a step outside the forward costs on a GPU, counted on a simulated one: kernels, reads and uploads; then the same
+"""What a step costs on a GPU outside the forward, counted on a simulated one: kernels, reads and uploads. Then the same
 for forwards at real depth (see `forwards`).
 
 A steady step is one in which no row joins or leaves; its counts are medians over such steps. The cost of joining and

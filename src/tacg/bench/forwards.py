@@ -1,7 +1,7 @@
 """What a forward costs on a GPU, counted on a simulated one: real depth and numbers of experts, tiny width.
 
-A steady forward is counted: one block of each row, with the rest in the cache and spans that the model has seen before.
-Prompts differ in length. Computed in bfloat16, which PyTorch's kernels for experts and for rows of unequal length need.
+A steady forward is counted: one block of each row, with the rest in the cache, and spans that occurred before. Prompts
+differ in length. The type is bfloat16, which PyTorch's kernels for experts and for rows of unequal length need.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SIMULATED = {("LLaDA-8B", "none"): 388, ("LLaDA-8B", "dual"): 420, ("LLaDA2.0-mi
 
 @torch.no_grad()
 def steady_forward(case: Forward) -> Callable[[], Tensor]:
-    """The forward, on `cuda`, whatever that is, with everything worked out that is worked out once."""
+    """The forward on `cuda`, real or simulated, after everything that is computed only once."""
     model: Any = random_model(case.family, **case.shape).to("cuda", torch.bfloat16)
     lengths, store = [BLOCK * (2 + row % 3) for row in range(case.rows)], Store()
     caches = [store.row(slot, length, case.rows) for slot, length in enumerate(lengths)]

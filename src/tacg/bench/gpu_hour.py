@@ -1,10 +1,10 @@
-"""What somebody with a rented GPU and real checkpoints runs for an hour, and one file to send back.
+"""What to run for an hour on a rented GPU with real checkpoints; it writes one file to send back.
 
-Nobody who writes this library has a GPU. Its device paths are counted on a simulated one, and this asks a real one the
-same questions. Each part is tried by itself: one that fails is told with its error, and the next one goes on.
+This library was written without a GPU. Its device code is counted on a simulated one; this checks the same on a real
+one. Each part runs by itself: if one fails, its error is reported and the next one runs.
 
-A rehearsal asks the simulated device instead, and the CPU where something is timed or decoded at length, with models
-that have learned nothing. It shows that every part runs to its end, and nothing about speed.
+A rehearsal uses the simulated device instead, the CPU for what is timed or takes long, and untrained models. It shows
+that every part runs to its end, and nothing about speed.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
     Part = Callable[["Hour"], Any]
 
 TABLES = ("table1", "table2", "table3", "table4", "table5", "figures")
-TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.1}  # mean, of logits whose standard deviation is about 1
+TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 0.1}  # mean difference of logits whose standard deviation is about 1
 
 
 @dataclass(frozen=True)
 class Hour:
-    """What is asked of whom.
+    """What to run, and on which models.
 
     models    checkpoints by their name in the paper: a directory or hub id each
     rehearse  on the simulated device and the CPU, with tiny models
@@ -75,7 +75,7 @@ class Hour:
 
 
 def doctor(hour: Hour) -> dict[str, Any]:
-    """What there is."""
+    """The hardware and software of this machine."""
     found = surroundings(hour.device)
     if not hour.rehearse:
         made = torch.cuda.get_device_properties(0)
@@ -102,7 +102,7 @@ def families(hour: Hour) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def parity(hour: Hour) -> list[dict[str, Any]]:
-    """Logits of real checkpoints against the class of `transformers` that is the same, with the same weights."""
+    """Logits of real checkpoints against those of the same network in `transformers`, with the same weights."""
     rows: list[dict[str, Any]] = []
     for name, place in (hour.models or {"rehearsal": "tiny"}).items():
         llm: Any = load(place, device=hour.device, dtype="float32" if hour.rehearse else "bfloat16")
@@ -123,7 +123,7 @@ def parity(hour: Hour) -> list[dict[str, Any]]:
 
 
 def syncs(hour: Hour) -> dict[str, Any]:
-    """How often a decode waits for the device: once a step is the promise, and a little for rows that come or go."""
+    """How often a decode waits for the device: once per step, and a little more when rows join or leave."""
     with hour.kernels() as simulated:
         llm = load("pocket", device="cuda")
         outputs, waits = [], 0
@@ -145,7 +145,7 @@ def syncs(hour: Hour) -> dict[str, Any]:
 
 
 def kernels(hour: Hour) -> list[dict[str, Any]]:
-    """Kernels of forwards at real depth, beside what the simulated device counted."""
+    """Kernels per forward at real depth, next to what the simulated device counted."""
     rows: list[dict[str, Any]] = []
     for case in FORWARDS[1:2] if hour.rehearse else FORWARDS:
         with hour.kernels() as simulated:
@@ -169,7 +169,7 @@ def kernels(hour: Hour) -> list[dict[str, Any]]:
 
 
 def graphs(hour: Hour) -> dict[str, Any]:
-    """Whether a steady forward can be captured as a CUDA graph, and gives the same when it is replayed."""
+    """Whether a steady forward can be captured as a CUDA graph, and gives the same result when replayed."""
     case = FORWARDS[1]
     with hour.kernels() as simulated:
         run = steady_forward(case)
@@ -270,7 +270,7 @@ def run_hour(hour: Hour, out: Path, only: tuple[str, ...] = ()) -> bool:
         print(f"{name} …", file=sys.stderr, flush=True)
         try:
             report[name] = {"ran": True, "found": PARTS[name](hour)}
-        except Exception as error:  # told in the report; the other parts are still worth their while
+        except Exception as error:  # goes into the report; the other parts still run
             report[name] = {"ran": False, "error": f"{type(error).__name__}: {error}", "where": traceback.format_exc()}
         report[name]["seconds"] = time.perf_counter() - began
         write_file(out, page(report))
@@ -278,7 +278,7 @@ def run_hour(hour: Hour, out: Path, only: tuple[str, ...] = ()) -> bool:
 
 
 def page(report: dict[str, Any]) -> str:
-    """The report: a table of its parts, then what each of them found."""
+    """The report: a table of its parts, then the results of each."""
     lines = ["# A GPU hour", "", "| part | ran | wrong | seconds |", "|---|---|---:|---:|"]
     for name, part in report.items():
         wrong = json.dumps(part, default=str).count('"right": false')

@@ -1,10 +1,10 @@
-"""Check the graders: every reference answer of the four public sets, and as many answers that are wrong by design.
+"""Check the graders on every reference answer of the four public benchmarks and as many deliberately wrong answers.
 
 gold     the set's own solution
 spelled  its final answer, as models write it (mathematics only)
 wrong    the final answer plus one; the reference program with changed return values
 
-The programs are also graded in every style in which models write them (`styles.py`), right and wrong, by our reading.
+Right and wrong programs are also graded in every style in which models write them (`styles.py`), by our parser.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def measure(directory: Path, names: Sequence[str] = tuple(SETS), limit: int | No
 def measure_styles(directory: Path, names: Sequence[str] = CODE, limit: int | None = None) -> Iterator[ResultRow]:
     """One row per programming set and style: how many right and how many wrong programs are graded as right.
 
-    Answers in which we read the same program are run once, because fences do not change it.
+    Answers that parse to the same program are run once, because fences do not change it.
     """
     for name in names:
         task = _task(directory, name)
@@ -149,5 +149,5 @@ def style_table(rows: Sequence[ResultRow]) -> Table:
         found = [told.get((style, task)) for task in CODE]
         cells = [f"{row['correct']} / {row['wrong_correct']} of {row['n']}" if row else "" for row in found]
         lines.append((style, *cells))
-    columns = ("written as", *(f"{task}: right / wrong ones called right" for task in CODE))
+    columns = ("written as", *(f"{task}: right / wrong programs graded as right" for task in CODE))
     return Table("Ways to write a program", columns, tuple(lines))

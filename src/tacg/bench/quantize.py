@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 PARTS = ("quality", "loading", "kernels")
 TASKS = ("pocket-math", "pocket-code", "pocket-sudoku")
 DECODED = "pocket-math"
-SHARES = (0.25, 0.5, 0.75, 1.0)  # of an answer that is masked
-TOKENS = (1, 16, 64)  # of the products that are timed; a diffusion model seldom has fewer than 32
+SHARES = (0.25, 0.5, 0.75, 1.0)  # shares of an answer that are masked
+TOKENS = (1, 16, 64)  # rows of the timed products; a diffusion model seldom has fewer than 32
 ROUNDS = 9
 SEED = 0
 REPORT = f"""# Smaller weights
 
-Drawn from rows.jsonl by `tacg bench quantize`. int4 has groups of {GROUP}. Perplexity is that of masked tokens in
-reference answers, masked at random in shares of {", ".join(f"{share:.0%}" for share in SHARES)}. "Same" compares with
-float32. pocket knows several wordings that are nearly equally likely, so that any rounding moves some answers from
-one to another: compare with bfloat16. Accuracy and agreement are of `tacg` with its default knobs.
+Drawn from rows.jsonl by `tacg bench quantize`. int4 has groups of {GROUP}. Perplexity is measured on reference answers
+of which {", ".join(f"{share:.0%}" for share in SHARES)} of the tokens are masked at random. "Same" compares with
+float32. pocket finds several wordings nearly equally likely, so any rounding changes the wording of some answers:
+compare with bfloat16. Accuracy and agreement are those of `tacg` with its default knobs.
 """
 
 
@@ -47,7 +47,7 @@ def measure(
 
     n          problems per task
     gigabytes  size of the checkpoint that is loaded
-    width      of the square weights whose products are timed
+    width      width of the square matrices whose products are timed
     """
     if "quality" in parts:
         yield from _qualities(loaded, n)
@@ -150,7 +150,7 @@ def _torch_product(packed: PackedWeight, x: torch.Tensor) -> Callable[[], object
 
 
 def report(rows: Sequence[ResultRow]) -> str:
-    """All of it as a text in Markdown."""
+    """The whole report in Markdown."""
     return REPORT + "\n" + "\n".join(table.markdown() for table in tables(rows))
 
 

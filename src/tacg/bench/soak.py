@@ -67,7 +67,7 @@ class Life:
     def growth(self) -> dict[str, float]:
         """Medians under load: of the second fifth of the time, after the initial growth, and of the last fifth."""
         if len(self.samples) < 10:
-            raise TacgError(f"The soak must go on for longer: {len(self.samples)} looks at the server are too few.")
+            raise TacgError(f"The soak was too short: only {len(self.samples)} samples of the server. Raise --minutes.")
         fifth = len(self.samples) // 5
         found: dict[str, float] = {}
         for place, name in enumerate(("rss_mb", "descriptors", "threads")):
@@ -92,7 +92,7 @@ def measure(
 ) -> Iterator[ResultRow]:
     """One row for the server before its restart, and one for after it."""
     if not Path("/proc/self/fd").is_dir():
-        raise TacgError("A soak looks at the server through /proc, which this system does not have; run it on Linux.")
+        raise TacgError("A soak watches the server through /proc, which this system does not have; run it on Linux.")
     soak = Soak(model, asks or workload(llm, seed=seed), minutes * 60, seed)
     asyncio.run(soak.run(clients))
     facts = {"bench": "soak", "model": model, "clients": clients, "minutes": minutes, "seed": seed}

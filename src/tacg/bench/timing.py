@@ -16,7 +16,7 @@ Name = TypeVar("Name", str, tuple[str, int, int])
 
 
 def now(device: str | torch.device = "cpu") -> float:
-    """Seconds, read when everything that was asked of the device is done."""
+    """Seconds, read after the device has finished its work."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

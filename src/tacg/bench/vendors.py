@@ -1,6 +1,6 @@
-"""The class of `transformers` that is the same network as ours, with our weights: not copied, so nothing is held twice.
+"""The class of `transformers` that is the same network as ours, sharing our weights without a copy.
 
-LLaDA is a Llama, Dream a Qwen2, Tiny-A2D a Qwen3, all of them looking both ways. Experts are kept in another layout
+LLaDA is a Llama, Dream a Qwen2 and Tiny-A2D a Qwen3, all with bidirectional attention. Experts have another layout
 there and would have to be copied; tests/parity compares them at small size.
 """
 
@@ -49,17 +49,17 @@ def vendor_model(model: nn.Module) -> Any:
     weights = {names[name]: tensor for name, tensor in model.state_dict().items()}
     table: torch.Tensor = model.table
     found.load_state_dict({"lm_head.weight": table} | weights, assign=True)
-    found.model.rotary_emb = type(found.model.rotary_emb)(found.config).to(table.device)  # built without numbers
+    found.model.rotary_emb = type(found.model.rotary_emb)(found.config).to(table.device)  # built without storage
     return found.eval()
 
 
 def _llama_name(name: str) -> str:
-    """LLaDA's name of a tensor in Llama's words."""
+    """Llama's name for a tensor of LLaDA."""
     return next(re.sub(old, new, name) for old, new in LLAMA_NAMES if re.match(old, name))
 
 
 def _built(kind: str, config: Any, width: int, layers: int, heads: int, kv_heads: int, inner: int, **more: Any) -> Any:
-    """A network of this kind without numbers, which looks both ways."""
+    """A network of this kind without weights, with bidirectional attention."""
     import transformers
 
     theirs = getattr(transformers, f"{kind}Config")(

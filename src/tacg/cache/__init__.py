@@ -1,13 +1,13 @@
 """Keys and values that are kept from one step to the next, and which part of a row each mode computes.
 
 none    everything, every step.
-prefix  (Fast-dLLM) what is before the block is computed once a block. Approximate: attention looks both ways, so the
-        true prefix would change with every committed token.
-dual    (Fast-dLLM) the block alone is computed; what is before *and after* it once a block. Approximate, too.
-block   for block-causal models (LLaDA2): what is before the block never changes. Exact.
+prefix  (Fast-dLLM) the part before the block is computed once per block. Approximate: attention is bidirectional, so
+        the true prefix changes with every committed token.
+dual    (Fast-dLLM) only the block is computed; the parts before *and after* it once per block. Approximate, too.
+block   for block-causal models (LLaDA2): the part before the block never changes. Exact.
 
-Every mode is the same procedure with other spans: compute [start, stop), write its keys and values into the row's
-cache, let it see the cache up to `reach`.
+Every mode is the same procedure with different spans: compute [start, stop), write its keys and values into the row's
+cache, and let it attend to the cache up to `reach`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODES = ("auto", "none", "prefix", "dual", "block")
 class Store:
     """Keys and values of several rows in every layer, side by side: [rows, room, 2 * heads, head_dim].
 
-    They are made on the first write.
+    They are allocated at the first write.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Store:
         self.layers: list[Tensor] = []
 
     def row(self, slot: int, length: int, rows: int = 1) -> Cache:
-        """The cache of the row in a slot. If there is not enough room, there will be: for `rows` at least."""
+        """The cache of the row in a slot. The store grows if it must, to at least `rows` rows."""
         rows, room = max(self.rows, rows, slot + 1), max(self.room, length)
         if (rows, room) != (self.rows, self.room):
             self.layers = [self._larger(held, rows, room) for held in self.layers]
@@ -49,13 +49,13 @@ class Store:
         return made
 
     def layer(self, layer: int, like: Tensor, heads: int) -> Tensor:
-        """All keys and values of a layer, of so many heads together; `like` says head_dim, type and device."""
+        """All keys and values of a layer, with this many heads in total; `like` gives head_dim, type and device."""
         while len(self.layers) <= layer:
             self.layers.append(like.new_zeros(self.rows, self.room, heads, like.shape[-1]))
         return self.layers[layer]
 
     def write(self, layer: int, places: Tensor, pair: Tensor) -> tuple[Tensor, Tensor]:
-        """Put in keys and values [N, 2 * heads, head_dim] of `places`, indices into [rows * room].
+        """Write keys and values [N, 2 * heads, head_dim] at `places`, indices into [rows * room].
 
         Returns all keys and all values, [rows * room, heads, head_dim] each.
         """
@@ -79,7 +79,7 @@ class Cache:
         return keys, values
 
     def write(self, layer: int, start: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Put in what was computed from `start` on; returns the keys and values of the whole row."""
+        """Write what was computed from `start` on; returns the keys and values of the whole row."""
         self.store.layer(layer, keys, 2 * keys.shape[1])
         kept, held = self.held(layer)
         kept[start : start + len(keys)] = keys
@@ -88,7 +88,7 @@ class Cache:
 
 
 def resolve_mode(mode: str, observe: str, spec: ModelSpec, needs: Needs | None = None) -> str:
-    """The cache mode that a model and a decode allow; `auto` is the exact one: `block` or `none`."""
+    """The cache mode for a model and a decode; `auto` is the exact one: `block` or `none`."""
     causal = spec.causal_block is not None
     if mode == "auto":
         mode = "block" if causal else "none"
@@ -142,7 +142,7 @@ def window(
     """
     if spec.causal_block is not None:
         edge = block_edge(stop, spec.causal_block)
-        left = 0 if mode == "none" else settled - spec.logit_shift  # which reads the position before
+        left = 0 if mode == "none" else settled - spec.logit_shift  # logits are shifted: the position before is read
         return max(0, left), edge, edge
     if mode == "none" or first:
         return 0, length, length
@@ -151,5 +151,5 @@ def window(
 
 
 def block_edge(position: int, block: int) -> int:
-    """The end of the last block that a stretch up to `position` touches."""
+    """The end of the block that contains the last position before `position`."""
     return -(-position // block) * block

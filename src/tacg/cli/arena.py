@@ -128,7 +128,7 @@ def main(
 
 
 def _play(llm: LLM, cells: Sequence[Cell], sample: Sample, out: Path) -> None:
-    """Decode what is missing. A decoder that this model cannot serve is left out, and said to be."""
+    """Decode what is missing. A decoder that does not work with this model is left out, with a message."""
     from tacg.experiments.arena import is_known
     from tacg.experiments.grid import run
     from tacg.records.rows import Ledger
@@ -148,7 +148,7 @@ def _play(llm: LLM, cells: Sequence[Cell], sample: Sample, out: Path) -> None:
 
 
 def _show(out: Path, as_json: bool) -> None:
-    """Report, page and tables of the rows that are there."""
+    """Report, page and tables from existing rows."""
     from tacg.experiments.arena import defaults, standings
     from tacg.experiments.arena_report import best_table, tasks_of, write_arena
     from tacg.experiments.grid import SHAPE, impossible

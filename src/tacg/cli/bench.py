@@ -226,11 +226,11 @@ def _refuse_unused(kind: str, loading: dict[str, bool], decoding: dict[str, bool
     given = {**({} if kind in LOADING else loading), **({} if kind == "decode" else decoding)}
     unused = [each for each, is_given in given.items() if is_given]
     if unused:
-        raise TacgError(f"`tacg bench {kind}` has no use for {', '.join(unused)}: leave it out.")
+        raise TacgError(f"`tacg bench {kind}` does not use {', '.join(unused)}: leave it out.")
 
 
 def _decodes(llm: LLM, settings: dict[str, Any], quick: bool, device: str) -> Iterator[ResultRow]:
-    """The built-in model by batch size and against the plain loop; a larger random one against its products."""
+    """The built-in model by batch size and against the plain loop; a larger random one against its matrix products."""
     from tacg.bench import decode
     from tacg.engine.request import Decode
     from tacg.tasks import get_task
@@ -245,7 +245,7 @@ def _decodes(llm: LLM, settings: dict[str, Any], quick: bool, device: str) -> It
 
 
 def _collect(made: Iterable[ResultRow], total: int, out: Path) -> list[ResultRow]:
-    """The rows under a bar, each written as soon as it is there."""
+    """The rows, with a progress bar; each is written as soon as it is measured."""
     from rich.console import Console
     from rich.progress import track
 
@@ -262,4 +262,4 @@ def _lengths(text: str) -> list[int]:
     try:
         return [int(word) for word in text.split(",")]
     except ValueError:
-        raise TacgError(f"`--prompts` must be whole numbers with commas between, got {text!r}.") from None
+        raise TacgError(f"`--prompts` must be whole numbers separated by commas, got {text!r}.") from None

@@ -105,10 +105,10 @@ class Conversation:
     watching: bool
     delay: float
     messages: list[Message] = field(default_factory=list)
-    certain: str = ""  # of the answer that is being given: what cannot change any more
-    said: str = ""  # and what was printed
+    certain: str = ""  # the part of the current answer that cannot change any more
+    said: str = ""  # and the part that was printed
     over: bool = False
-    hinted: bool = False  # it was said what the model knows; once is enough
+    hinted: bool = False  # whether the user was told what the model knows; once is enough
     saved: set[Path] = field(default_factory=set)
 
     def take(self, line: str) -> None:
@@ -142,7 +142,7 @@ class Conversation:
         )
 
     def _decode(self) -> Output:
-        """The answer to the last message; without /watch it is said as far as it is certain."""
+        """The answer to the last message; without /watch, what is certain of it is printed at once."""
         from tacg.engine.events import Finished, Step
 
         for event in self._events():
@@ -163,7 +163,7 @@ class Conversation:
         return watched(self.llm, events, self.policy, self.delay)
 
     def _say(self, text: str) -> None:
-        """Print what is new of the answer."""
+        """Print the new part of the answer."""
         known = text.startswith(self.said)  # a tokenizer may spell ids differently once more of them are there
         typer.echo(text[len(self.said) :] if known else f"\n{text}", nl=False)
         self.said = text
@@ -173,7 +173,7 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": text})
 
     def interrupt(self) -> None:
-        """End the answer where it is. What was certain of it stays in the conversation, else the question goes too."""
+        """Stop the answer. Its certain part stays in the conversation; if there is none, the question is dropped."""
         if self.messages and self.messages[-1]["role"] == "user":
             if self.certain:
                 self._say(self.certain)
@@ -183,7 +183,7 @@ class Conversation:
         _note("stopped")
 
     def _fitting(self) -> list[Message]:
-        """The conversation, without its oldest turns where all of it would not fit the model."""
+        """The conversation, without its oldest turns if all of it would not fit the model."""
         from tacg.engine.request import resolve
 
         room = self.llm.model.spec.max_length - resolve(self.policy, self.settings)[1].gen_length
@@ -198,7 +198,7 @@ class Conversation:
         return self.messages[first:]
 
     def completions(self, before: str) -> list[str]:
-        """The words that may stand next in a line that begins like this."""
+        """The words that may come next in a line that begins like this."""
         from tacg.policies import policy_names
 
         if before.startswith("/policy "):
@@ -212,7 +212,7 @@ class Conversation:
         return {"model": self.model, "policy": self.policy, "settings": self.settings, "messages": self.messages}
 
     def _knobs(self) -> dict[str, Any]:
-        """Every knob as it stands."""
+        """Every knob with its current value."""
         from tacg.engine.request import resolve
 
         policy, decode = resolve(self.policy, self.settings)
@@ -257,7 +257,7 @@ class Conversation:
             raise TacgError(f"/save cannot find {name!r}: {error}.") from None
         if path.exists() and path not in self.saved:
             raise TacgError(f"{str(path)!r} exists already; choose another name.")
-        if not path.parent.is_dir():  # more likely a slip of the pen than a wish
+        if not path.parent.is_dir():  # more likely a typo than a new directory
             raise TacgError(f"{str(path)!r} cannot be written: there is no directory {str(path.parent)!r}.")
         text = json.dumps(self.document(), indent=2) if path.suffix == ".json" else markdown(self.messages)
         write_file(path, text + "\n")
@@ -277,8 +277,8 @@ class Conversation:
 
 
 def settled(llm: LLM, step: Step) -> str:
-    """The text after a step as far as nothing of it will change any more."""
-    return llm.text(step.canvas[: step.settled]).rstrip("\ufffd")  # half a character: the other half is to come
+    """The part of the text after a step that will not change any more."""
+    return llm.text(step.canvas[: step.settled]).rstrip("\ufffd")  # an incomplete character: the rest is still to come
 
 
 def markdown(messages: Sequence[Message]) -> str:

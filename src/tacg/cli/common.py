@@ -22,14 +22,14 @@ DEFAULT_MODEL = "pocket"
 
 
 def own_policies(ctx: typer.Context, value: Any) -> Any:
-    """Load the policies that are spelled `file.py:Class`; what is named then is their name in the registry."""
+    """Load policies given as `file.py:Class`; from then on they are known by their name in the registry."""
     if not value or ctx.resilient_parsing:  # the shell asks for completions
         return value
     return own_policy(value) if isinstance(value, str) else [own_policy(each) for each in value]
 
 
 def own_policy(spec: str) -> str:
-    """A policy as the registry knows it; the file of one that is spelled `file.py:Class` is run first."""
+    """A policy's name in the registry; for `file.py:Class`, the file is run first."""
     if ".py" not in spec:
         return spec  # torch need not be imported to know this
     from tacg.policies import load_own
@@ -44,14 +44,14 @@ _TYPED: dict[str, str] = {}  # own policies as they were typed, by their names
 
 
 def as_typed(spec: str) -> str:
-    """A policy as another process must be told it: with its file, if it came from one."""
+    """A policy's name for another process: with its file, if it came from one."""
     name, colon, preset = spec.partition(":")
     wrappers, plus, last = name.rpartition("+")
     return f"{wrappers}{plus}{_TYPED.get(last, last)}{colon}{preset}"
 
 
 def policy_option(about: str, *names: str) -> Any:
-    """A `--policy`: `about` says what it is for, and what happens without it."""
+    """A `--policy` option: `about` says what it is for, and what happens without it."""
     own = f"{about} See [cyan]tacg policies[/cyan]; a policy of your own: file.py:Class."
     return typer.Option(*(names or ("--policy", "-p")), help=own, callback=own_policies, autocompletion=policies)
 
@@ -70,7 +70,7 @@ Device = Annotated[
     str, typer.Option("--device", help="cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one, otherwise the CPU.")
 ]
 Quantize = Annotated[
-    str | None, typer.Option("--quantize", help="int8 or int4: keep the weights of all products in so many bits.")
+    str | None, typer.Option("--quantize", help="int8 or int4: store the weights of matrix products in 8 or 4 bits.")
 ]
 Dtype = Annotated[
     str,
@@ -130,7 +130,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as t
 
 
 def words_of(**options: Any) -> list[str]:
-    """Options as the words of a command line, for a process that does a part of this one's work."""
+    """Options as command-line words, for a process that does part of this one's work."""
     words: list[str] = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
@@ -165,7 +165,7 @@ def parse_value(policy_knobs: Mapping[str, Knob], pair: str) -> tuple[str, Any]:
 
 
 def _typed(pair: str, known: Mapping[str, Knob], what: str, others: Sequence[str] = ()) -> tuple[str, Any]:
-    """One `name=value` as the knob of that name reads it; `others` are names that are known, too."""
+    """One `name=value`, parsed by the knob of that name; `others` are names that are valid, too."""
     name, equals, value = pair.partition("=")
     if not equals:
         raise TacgError(f"A {what} must be written name=value, got {pair!r}.")
@@ -195,7 +195,7 @@ def load_tasks(
 
 
 def benchmark_files(names: Sequence[str], words: Sequence[str]) -> dict[str, str]:
-    """The files of `--data` by task. `TASK=FILE` says which; FILE alone is that of the only task that takes one."""
+    """The files of `--data` by task. `TASK=FILE` names the task; FILE alone is for the only task that takes one."""
     from tacg.tasks import all_names, benchmark_names, get_task
 
     takers = [name for name in names if "data" in get_task(name).knobs()]
@@ -237,7 +237,7 @@ def load_model(
 
 
 def hint_at_tasks(model: str, prompts: Sequence[str]) -> bool:
-    """Say what pocket knows if a prompt is like nothing that it knows; whether it was said."""
+    """If a prompt is unlike anything that pocket knows, say what it knows; returns whether it was said."""
     from tacg.tasks.familiar import HINT, is_familiar
 
     strange = model == "pocket" and not all(map(is_familiar, prompts))
@@ -250,7 +250,7 @@ def _id(word: str) -> int:
     try:
         return int(word)
     except ValueError:
-        raise TacgError(f"`suppress` must be token ids with commas between, got {word!r}.") from None
+        raise TacgError(f"`suppress` must be token ids separated by commas, got {word!r}.") from None
 
 
 def ready_directory(out: Path) -> Path:

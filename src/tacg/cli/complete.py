@@ -1,4 +1,4 @@
-"""Shell completion: names of policies, tasks and models. Nothing heavy is imported, because a person waits."""
+"""Shell completion: names of policies, tasks and models. Nothing heavy is imported, so that it is quick."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GATE = "tacg+"
 
 
 def policies(incomplete: str) -> list[str]:
-    """Policies, and TACG over each. Their pages have their names; other packages announce theirs."""
+    """Policies, and TACG over each. Names come from their pages; other packages register theirs as entry points."""
     pages = resources.files("tacg").joinpath("policies", "about").iterdir()
     names = {page.name.removesuffix(".md") for page in pages if page.name.endswith(".md")}
     names |= {point.name for point in metadata.entry_points(group="tacg.policies")}

@@ -63,14 +63,15 @@ def main(
     setting: SettingOptions = None,
     cache: CacheMode = None,
     batch_size: BatchSize = 32,
-    law: Annotated[Path | None, typer.Option(help="A law.json of [cyan]tacg law[/cyan] (default: what ships).")] = None,
+    law: Annotated[Path | None, typer.Option(help="A law.json of [cyan]tacg law[/cyan] (default: built in).")] = None,
     out: Out = Path("runs/diagnose"),
     quick: Quick = False,
     as_json: Json = False,
 ) -> None:
     """Match rates of proposals by streak, support, margin, entropy and KL, within bins of confidence; and a verdict.
 
-    The verdict needs no labels: what TACG should gain on this model and these prompts, with which knobs, how sure.
+    The verdict needs no labels. It predicts what TACG gains on this model and these prompts, with which knobs, and how
+    sure the prediction is.
     """
     import functools
 

@@ -79,7 +79,7 @@ def examine() -> dict[str, Any]:
 
 
 def _kernels(device: torch.device) -> dict[str, str]:
-    """How forwards go on this device, in the type that is best for it."""
+    """How forwards run on this device, in the type that is best for it."""
     import torch
     from torch.nn import functional as F
 
@@ -89,14 +89,14 @@ def _kernels(device: torch.device) -> dict[str, str]:
     fast = is_good_at(device, torch.bfloat16)
     rows = "all rows in one call, padded" if device.type != "cpu" else "row by row"
     return {
-        "bfloat16": "fast" if fast else "computed by way of float32 here",
+        "bfloat16": "fast" if fast else "computed in float32 here",
         "attention": "all rows in one call" if has_varlen(device, torch.bfloat16) else rows,
         "experts": "all experts in one call" if hasattr(F, "grouped_mm") else "one by one: needs a newer PyTorch",
     }
 
 
 def _requirements() -> tuple[list[str], dict[str, list[str]]]:
-    """Core and extra requirements by name, read off the installed package: pyproject.toml is the one list."""
+    """Core and extra requirements by name, read from the installed package: pyproject.toml is the only list."""
     core: list[str] = []
     extras: dict[str, list[str]] = {}
     for line in metadata.requires("tacg") or []:

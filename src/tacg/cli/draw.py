@@ -1,4 +1,4 @@
-"""Tables that fit the terminal. No number is ever cut: headers and prose wrap, and columns that do not fit go below."""
+"""Tables that fit the terminal. Numbers are never cut: headers and prose wrap, and columns that do not fit go below."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def parts_of(columns: Sequence[str], lines: Sequence[Sequence[str]], width: int)
 
 
 def _share_out(part: list[int], whole: list[int], least: list[int], width: int) -> list[tuple[int, int]]:
-    """The widths of columns that fit at their narrowest: what is left goes to those that want more, in order."""
+    """Widths of columns that fit at their narrowest: the space that is left goes to wider columns, in order."""
     spare = width - _total([least[place] for place in part])
     widths = []
     for place in part:
@@ -92,5 +92,5 @@ def _narrowest(name: str, cells: Sequence[str]) -> int:
 
 
 def is_prose(cell: str) -> bool:
-    """Whether a cell may be wrapped between words: it is long and has several words that are no numbers."""
+    """Whether a cell may be wrapped between words: it is long and has several words that are not numbers."""
     return len(cell) > PROSE and sum(any(letter.isalpha() for letter in word) for word in cell.split()) > 1

@@ -90,7 +90,7 @@ def main(
     from tacg.records.tables import provenance
 
     if resume and out is None:
-        raise TacgError("--resume goes on with a results file: say which, --out FILE.")
+        raise TacgError("--resume continues a results file: name it with --out FILE.")
     if out is not None:
         refuse_unwritable(out, resume=resume)
     chosen, settings = load_task(task, data, knob), parse_settings(policy, setting, cache)
@@ -99,11 +99,11 @@ def main(
         from tacg.scale import Fleet
 
         if watch:
-            raise TacgError("--watch shows a row on this machine, --ray decodes elsewhere: use one of them.")
+            raise TacgError("--watch shows a decode on this machine, --ray decodes elsewhere: use only one of them.")
         if verifier is not None:
-            raise TacgError("--verifier is loaded on this machine, --ray decodes elsewhere: use one of them.")
+            raise TacgError("--verifier is loaded on this machine, --ray decodes elsewhere: use only one of them.")
         if as_typed(policy) != policy:
-            raise TacgError(f"--ray decodes elsewhere, where {as_typed(policy)} is not known: use one of them.")
+            raise TacgError(f"--ray decodes elsewhere, where {as_typed(policy)} is not known: use only one of them.")
         if quantize is not None:
             raise TacgError("--quantize is not available with --ray yet: leave one of them out.")
         decoder = Fleet(model, address=ray, cores=cores, dtype=dtype)
@@ -133,7 +133,7 @@ def main(
 
 
 def _watch_first(llm: LLM, task: Task, policy: str, seed: int, split: str, settings: dict[str, Any]) -> None:
-    """The first problem of the run: asked, resolving, judged."""
+    """Show the first problem of the run: the question, its decode, the grade."""
     from tacg.cli.watch import watch_one
     from tacg.experiments.evaluate import settings_of
 

@@ -83,7 +83,7 @@ def main(
     llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
     hint_at_tasks(model, prompts)
     chat = False if raw else None
-    done: dict[int, Output] = {}  # filled as prompts finish, so that Ctrl-C loses none of them
+    done: dict[int, Output] = {}  # filled as prompts finish, so that Ctrl-C loses no answer
     try:
         if watch:
             from tacg.cli.watch import watch_one
@@ -136,7 +136,7 @@ def _show(done: dict[int, Output], prompts: list[str], model: str, *, show_text:
         if len(prompts) > 1:
             notes.print(f"> {prompts[number]}", style="bold")
         if show_text:
-            typer.echo(output.text)  # to the letter: it may be a program
+            typer.echo(output.text)  # printed verbatim: it may be a program
         notes.print(
             f"{model} · {output.policy} · {len(output.tokens)} tokens · {output.steps} steps · "
             f"{output.forwards} forwards · {output.tpf:.2f} tokens per forward · {output.finish_reason}",

@@ -35,11 +35,11 @@ def main(
     from tacg.tasks import Grade, benchmark_names, free_names, structured_names, task_names
 
     if task in (*task_names(), *free_names(), *structured_names()):
-        raise TacgError(f"{task} is generated, not a set; --task must be one of {', '.join(benchmark_names())}.")
+        raise TacgError(f"{task} is generated, not a benchmark; --task must be one of {', '.join(benchmark_names())}.")
     if out is not None:
         make_room(out)
         if out.exists():
-            raise TacgError(f"{out} is there already: name another file.")
+            raise TacgError(f"{out} exists already: name another file.")
     chosen = load_task(task, data, knob)
     problems = {problem.id: problem for problem in chosen.problems()}
     found = read_answers(answers, problems)

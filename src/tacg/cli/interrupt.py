@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Within it a signal ends the process at once, with 130 or 143. An exception would have to get out of whatever is
-    being imported or loaded, and other people's code catches, wraps or prints it.
+    """Inside this context a signal ends the process at once, with 130 or 143. An exception would pass through libraries
+    that are being imported or loaded, and some catch, wrap or print it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

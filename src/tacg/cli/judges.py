@@ -66,11 +66,11 @@ def _facts(judge: JudgeModel) -> dict[str, Any]:
 
 
 def _install(requirement: str) -> None:
-    """With pip, without dependencies: of the package only files are read."""
+    """Install with pip, without dependencies: only files of the package are read."""
     command = [sys.executable, "-m", "pip", "install", "--no-deps", requirement]
     typer.secho(" ".join(command), dim=True, err=True)
     if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-        raise TacgError(f"pip could not install {requirement}; what it said is above.")
+        raise TacgError(f"pip could not install {requirement}; its output is above.")
 
 
 def _show(facts: dict[str, dict[str, Any]]) -> None:

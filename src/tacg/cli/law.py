@@ -45,9 +45,9 @@ tacg law --quick
 
 tacg law --model rxnmapper --model rxnfp --model pocket --n 300 --jobs 2 --out docs/law
 
-tacg law --model ./my-model --task pocket-math --out docs/law       one more cell, beside those that are there
+tacg law --model ./my-model --task pocket-math --out docs/law       adds one cell to those that are there
 
-tacg law --out docs/law --redraw                                    report and law.json from rows; decodes nothing"""
+tacg law --out docs/law --redraw                                    draw report and law.json from rows"""
 
 
 def main(
@@ -81,19 +81,19 @@ def main(
     batch_size: BatchSize = 32,
     jobs: Jobs = 1,
     out: Annotated[
-        Path | None, typer.Option(help="Directory for rows and law.json, the report beside it; default: runs/law.")
+        Path | None, typer.Option(help="Directory for rows and law.json; the report goes beside it; default: runs/law.")
     ] = None,
     ship: Annotated[
-        Path | None, typer.Option(help="Write the law here, too: src/tacg/experiments/law.json is what ships.")
+        Path | None, typer.Option(help="Also write the law here; the package's own is src/tacg/experiments/law.json.")
     ] = None,
     redraw: Redraw = False,
     quick: Quick = False,
     share: Share = "",
     as_json: Json = False,
 ) -> None:
-    """Measure what TACG, and its parts, gain over whole frontiers, and fit a rule that foretells it without labels.
+    """Measure what TACG and its parts gain over whole frontiers, and fit a rule that predicts the gain without labels.
 
-    Stopped at any time, it goes on where it was; models and tasks of other runs into the same directory stay.
+    Stop it at any time and run it again to continue. Rows of other models and tasks in the same directory stay.
     """
     from tacg.cli.parallel_runs import run_apart
     from tacg.experiments.grid import Sample
@@ -121,7 +121,7 @@ def main(
             sample = Sample(n, seed, split, batch_size, settings=settings)
             _measure(planned[part::parts], sample, out, quick, dtype, device)
     except KeyboardInterrupt:
-        typer.secho("stopped; started again, it goes on where it was", err=True)
+        typer.secho("stopped; run the same command again to continue", err=True)
         raise typer.Exit(130) from None
     if not share:
         _show(out, ship, as_json)
@@ -143,7 +143,7 @@ def _measure(
 
 
 def _show(out: Path, ship: Path | None, as_json: bool) -> None:
-    """Law, report and tables of the rows that are there."""
+    """Law, report and tables from existing rows."""
     from tacg.experiments.law import cells_of
     from tacg.experiments.law_fit import ANSWERED, law_of, write_law
     from tacg.experiments.law_report import adds, gain_table, said, write_report

@@ -99,12 +99,12 @@ def run() -> None:
         try:
             app()
         finally:
-            sys.stdout.flush()  # a full disk shows here, not when nobody listens any more
+            sys.stdout.flush()  # a full disk must raise here, not at exit
     except TacgError as error:
         _complain(str(error))
     except OSError as error:
         about = f"{str(error.filename)!r}: " if error.filename else ""
-        _complain(f"{about}{error.strerror or error}. Mend that and try again.")
+        _complain(f"{about}{error.strerror or error}. Fix that and try again.")
 
 
 def _complain(told: str) -> NoReturn:
@@ -113,4 +113,4 @@ def _complain(told: str) -> NoReturn:
     with contextlib.suppress(OSError):
         sys.stdout.flush()
         sys.exit(2)
-    os._exit(2)  # what stdout still holds cannot be written, and Python would try again
+    os._exit(2)  # what stdout has buffered cannot be written, and Python would try again at exit

@@ -1,4 +1,4 @@
-"""Several processes at once, whole `tacg` commands or calls of a function: on few cores faster than threads."""
+"""Several processes at once, whole `tacg` commands or calls of a function: faster than threads on few cores."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-# Where glibc reads it: keep memory rather than give it back after every step, in large pages. pocket's steps take a
-# quarter less time.
+# Settings of glibc: keep freed memory instead of returning it after every step, and use large pages. pocket's steps
+# take a quarter less time.
 MEMORY = ":".join(
     f"glibc.malloc.{name}={value}"
     for name, value in {"hugetlb": 1, "mmap_threshold": 1 << 32, "trim_threshold": 1 << 34, "top_pad": 1 << 26}.items()
@@ -32,9 +32,9 @@ MEMORY = ":".join(
 
 def run_apart(commands: Mapping[str, Sequence[str]], jobs: int, rows: Path) -> None:
     """Run commands by name, `jobs` at a time. All of them append to the file `rows`, which shows how far they are."""
-    Ledger(rows)  # mends a cut-off line before others look
+    Ledger(rows)  # repairs a cut-off last line before other processes read the file
     jobs = min(jobs, len(commands))
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else children would go on alone
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # otherwise the child processes would go on alone
     waiting, running = dict(commands), dict[str, Child]()
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} rows"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
@@ -54,7 +54,7 @@ def run_apart(commands: Mapping[str, Sequence[str]], jobs: int, rows: Path) -> N
 
 
 class Child:
-    """A running command, with its share of the cores. What it says is kept for the case that it fails."""
+    """A running command, with its share of the cores. Its output is kept in case it fails."""
 
     def __init__(self, words: Sequence[str], jobs: int) -> None:
         surroundings = {**_surroundings(jobs), **os.environ}
@@ -64,7 +64,7 @@ class Child:
         )
 
     def check(self, name: str) -> None:
-        """Complain if it failed."""
+        """Raise if it failed."""
         with self.said as file:
             file.seek(0)
             said = file.read().decode(errors="replace").strip()
@@ -72,7 +72,7 @@ class Child:
             raise TacgError(f"The process for {name} ended with {self.process.returncode}. It said: {said[-2000:]}")
 
     def stop(self) -> None:
-        """It need not go on."""
+        """Stop it."""
         self.process.terminate()
         self.process.wait()
         self.said.close()

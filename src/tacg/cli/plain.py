@@ -1,4 +1,4 @@
-"""Terminals that cannot show every letter, and input that is not what it says: nothing of it ends in a traceback."""
+"""Terminals that cannot show every character, and input that is not valid text: neither causes a traceback."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import codecs
 import io
 import sys
 
-# Signs that we like, each as one letter so that tables stay straight; other letters are spelled as Python spells them.
+# Symbols that we use, each replaced by one character so that tables stay aligned; others are escaped as in Python.
 PLAIN = str.maketrans("·…–—×±Δτλβμ■∎›−", ".~--x+dtlbm#$>-")
 
 
 def speak_to_any_terminal() -> None:
-    """Whatever is printed can be printed; bytes that are no text come through and are refused where text is needed."""
+    """Make every output printable. Invalid bytes of the input pass through, and are refused where text is needed."""
     codecs.register_error("tacg-plain", _plain)
     for stream, errors in ((sys.stdout, "tacg-plain"), (sys.stderr, "tacg-plain"), (sys.stdin, "surrogateescape")):
         if isinstance(stream, io.TextIOWrapper):

@@ -81,7 +81,7 @@ def main(
 
 
 def _write_pages(directory: Path, agreement: Path, arena: Path, readme: Path | None) -> None:
-    """Every page; rows that are not there are not shown."""
+    """Write every page, with figures from the rows that exist."""
     from tacg.files import make_room, read_text, write_file
     from tacg.policies.pages import pages, with_table
     from tacg.records.flat import read_rows

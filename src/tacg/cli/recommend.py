@@ -87,7 +87,7 @@ def main(
 ) -> None:
     """Try decoders on the same problems, promising ones on more; name the fastest that is nearly as good as the best.
 
-    Without labels, quality is agreement with one token per step. Knobs that are --set keep their value.
+    Without labels, quality is agreement with one token per step. Knobs given with --set keep their value.
     """
     from tacg.experiments.arena import decoders
     from tacg.experiments.recommend import NEAR, SHORT_LIST, Race, candidates_of, evidence, shown, unseen_table
@@ -96,7 +96,7 @@ def main(
     from tacg.policies import get_policy
 
     if (task is None) == (prompts is None):
-        raise TacgError("Say what to recommend for: either --task or --prompts.")
+        raise TacgError("Give a task or prompts to recommend for: --task or --prompts.")
     graded = labels and prompts is None
     named = decoders() if policy == ["all"] else policy or SHORT_LIST
     specs = list(dict.fromkeys(get_policy(each).label for each in named))

@@ -110,7 +110,7 @@ def main(
 
 
 def _play(name: str, stage: Stage, load: Any, home: Path, batch_size: int) -> tuple[list[ResultRow], list[Table]]:
-    """The rows of one table under one bar; its page goes beside the results files."""
+    """The rows of one table, with a progress bar; its page goes next to the results files."""
     from tacg.experiments.reproduce import heat_rows, pace_rows, play, runs_of, tables
     from tacg.records.plots import draw_dynamics, draw_heat
 
@@ -144,7 +144,7 @@ def _plain(row: ResultRow) -> dict[str, Any]:
 
 
 def _models(words: list[str]) -> tuple[str, dict[str, str]]:
-    """A built-in model for a rehearsal, or where the paper's models are."""
+    """A built-in model for a rehearsal, or the locations of the paper's models."""
     from tacg.models.loading import BUILT_IN
 
     if len(words) == 1 and words[0] in BUILT_IN:

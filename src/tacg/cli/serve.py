@@ -108,7 +108,7 @@ def main(
             print_json({"address": where, "model": llm.model.spec.name})
         typer.secho(f"{llm.model.spec.name} at {where}  (OpenAI clients: base_url {where}/v1)", err=True)
         gc.collect()
-        gc.freeze()  # what is there now stays: to look through it again whenever a large body is parsed takes a second
+        gc.freeze()  # otherwise each collection rescans all objects, a second per large body
         Server(service).run(sockets=[listening])
     if service.batcher.failure:
         typer.secho(f"error: {service.batcher.failure} The server has ended; start it again.", fg="red", err=True)

@@ -26,8 +26,8 @@ LONG = {"correct", "item_steps", "item_positions", "item_forwards", "commits_by_
 def progress(title: str, total: int | None) -> Iterator[Callable[..., None]]:
     """A bar on stderr with the running accuracy and the remaining time.
 
-    Call what it gives with each item's correctness and TPF; `known` items were decoded before, so they say nothing
-    about the speed, and the estimate of the remaining time starts anew behind them.
+    Call the returned function with each item's correctness and TPF. `known` items were decoded before; the estimate of
+    the remaining time leaves them out.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -60,7 +60,7 @@ def present(
     title: str, rows: Sequence[ResultRow], tables: Sequence[Table], draw: Mapping[str, Callable[..., Path]],
     out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Show an experiment: tables in the terminal or rows as JSON; in `out` its pictures and a page with everything."""
+    """Show an experiment: tables in the terminal or rows as JSON; plots and a page with everything in `out`."""
     from tacg.records.tables import provenance
 
     if as_json:
@@ -74,7 +74,7 @@ def present(
 def publish(
     title: str, rows: Sequence[ResultRow], tables: Sequence[Table], draw: Mapping[str, Callable[..., Path]], out: Path
 ) -> None:
-    """Pictures, as far as they can be drawn, and a page with everything; says where they are."""
+    """Draw plots, if matplotlib is installed, and a page with everything; print where they are."""
     from tacg.records.tables import Section, provenance, write_page
 
     pictures = []
@@ -82,22 +82,22 @@ def publish(
         try:
             pictures.append(function(rows, out / name))
         except TacgError as error:
-            typer.secho(f"no picture: {error}", fg="yellow", err=True)
+            typer.secho(f"no plot: {error}", fg="yellow", err=True)
     section = Section("", "", tables, pictures, provenance(rows))
     page = write_page(out / "page.html", title, [section])
-    for what, path in (("rows", out / "rows.jsonl"), *(("picture", each) for each in pictures), ("page", page)):
+    for what, path in (("rows", out / "rows.jsonl"), *(("plot", each) for each in pictures), ("page", page)):
         typer.secho(f"{what}: {path}", err=True)
 
 
 def say(*paragraphs: str, aside: bool = False) -> None:
-    """Sentences, wrapped at the edge of the terminal; `aside` to stderr, if stdout has something else to tell."""
+    """Print sentences, wrapped to the terminal's width; `aside` prints to stderr, so that stdout keeps only data."""
     console = console_for_tables(stderr=aside)
     for text in paragraphs:
         console.print(Text(text))
 
 
 def show_tables(tables: Sequence[Table], note: str = "") -> None:
-    """Tables as a person reads them."""
+    """Print tables for people."""
     console = console_for_tables()
     for table in tables:
         draw(console, table.columns, table.lines, title=table.title)

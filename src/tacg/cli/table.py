@@ -20,7 +20,7 @@ tacg table runs/compare/rows.jsonl                       rows of compare, arena,
 
 tacg table runs/*.jsonl --format latex > table.tex
 
-tacg table docs/arena/rows.jsonl --format csv            numbers as they are; accuracy_low and _high are the interval
+tacg table docs/arena/rows.jsonl --format csv            numeric columns; accuracy_low and accuracy_high: interval
 
 tacg table runs/*.jsonl --plot plane.png                 accuracy over tokens per forward"""
 
@@ -50,7 +50,7 @@ def main(
         graded = [row for row in rows if is_evaluation(row)]
         if not graded:
             raise TacgError("--plot shows accuracy over TPF, and these rows have no accuracy.")
-        typer.secho(f"picture: {draw_plane(graded, plot)}", err=True)
+        typer.secho(f"plot: {draw_plane(graded, plot)}", err=True)
     if as_json:
         print_json({"rows": [{name: value for name, value in row.items() if name not in LONG} for row in rows]})
     elif form == "csv":

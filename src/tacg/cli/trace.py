@@ -82,7 +82,7 @@ def main(
         files = [Path(word) for word in words]
     else:
         if (task is None) == (len(words) != 1):
-            raise TacgError(f"Say what to trace: one prompt, or --task, or .jsonl files; got {len(words)} words.")
+            raise TacgError(f"Give one prompt, or --task, or .jsonl files; got {len(words)} words.")
         chosen, policies = load_task(task, data, knob) if task else words[0], policy or ["tacg"]
         settings = parse_settings(policies, setting, cache)
         llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
@@ -100,22 +100,28 @@ def main(
 def _record(
     llm: LLM, what: Task | str, seed: int, policies: list[str], settings: Mapping[str, Any], out: Path
 ) -> list[Path]:
-    """Decode a prompt, or the first problem of a task, with each policy; the files of the traces."""
+    """Decode a prompt, or the first problem of a task, with each policy; returns the files of the traces."""
     from tacg.experiments.evaluate import settings_of
     from tacg.experiments.grid import takes
     from tacg.trace import record
 
     prompt: str | list[dict[str, str]] | Canvas = what if isinstance(what, str) else ""
+    grade = None
     if not isinstance(what, str):
         (problem,) = what.problems("test", 1, seed)
         prompt = problem.asked
+
+        def grade(text: str) -> dict[str, Any]:
+            found = what.grade(problem, text)
+            return {"correct": found.correct, "score": found.score}
+
     files = []
     for spec in policies:
         file = out / f"{spec.replace('/', '-').replace(':', '-')}.jsonl"
         mine = takes(spec, settings)
         if not isinstance(what, str):
             mine = {**settings_of(what, spec, mine), **problem.held}
-        for event in record(llm, prompt, spec, file, settings=mine):
+        for event in record(llm, prompt, spec, file, settings=mine, grade=grade):
             del event
         typer.secho(f"trace: {file}", err=True)
         files.append(file)

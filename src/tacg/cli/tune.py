@@ -74,9 +74,9 @@ def main(
     quick: Quick = False,
     as_json: Json = False,
 ) -> None:
-    """Search knobs for quality and few steps; print the front, write a preset that every command takes.
+    """Search knobs for quality and few steps; print the Pareto front and write a preset that every command accepts.
 
-    Knobs that are --set keep their value. With --prompts there are no labels.
+    Knobs given with --set keep their value. With --prompts there are no labels.
     """
     from tacg.experiments.grid import Sample
     from tacg.experiments.tune import (
@@ -94,7 +94,7 @@ def main(
     from tacg.records.stats import front
 
     if (task is None) == (prompts is None):
-        raise TacgError("Say what to tune on: either --task or --prompts.")
+        raise TacgError("Give a task or prompts to tune on: --task or --prompts.")
     trials, n = (min(trials, 4), min(n, 8)) if quick else (trials, n)
     fixed = parse_settings(policy, setting, cache)
     space = {name: values for name, values in space_of(policy, only or ()).items() if name not in fixed}

@@ -1,4 +1,4 @@
-"""Lines that a person types or a pipe brings; at a terminal with editing, history and completion."""
+"""Lines from a terminal or a pipe; at a terminal with editing, history and completion."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ KEPT = 1000  # lines of history
 
 
 def typed_lines(mark: str, complete: Callable[[str], Iterable[str]], interrupted: Callable[[], None]) -> Iterator[str]:
-    """Lines until the input ends. One that ends in a backslash goes on in the next.
+    """Lines until the input ends. A line that ends in a backslash continues on the next one.
 
     mark         shown where a person types
-    complete     the words that may stand next, given the line before them
+    complete     the words that may come next, given the line so far
     interrupted  called on Ctrl-C while waiting; what was typed is dropped
     """
     person = sys.stdin.isatty() and sys.stdout.isatty()
@@ -50,7 +50,7 @@ def _read(mark: str | None) -> str:
 
 @contextlib.contextmanager
 def _history(complete: Callable[[str], Iterable[str]]) -> Iterator[None]:
-    """Editing with arrow keys, lines of earlier chats, and completion by Tab; where Python has no readline, nothing."""
+    """Editing with arrow keys, history of earlier chats, and completion by Tab; does nothing without readline."""
     try:
         import readline
     except ImportError:
@@ -72,7 +72,7 @@ def _history(complete: Callable[[str], Iterable[str]]) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # a chat without a place to remember is still a chat
+        with contextlib.suppress(OSError):  # a chat works without a history file, too
             file.parent.mkdir(parents=True, exist_ok=True)
             readline.write_history_file(file)
             file.chmod(0o600)

@@ -1,4 +1,4 @@
-"""The canvas resolving in a terminal: committed tokens coloured by reason, drafts dim, masks as dots."""
+"""A live view of the canvas in a terminal: committed tokens coloured by reason, drafts dim, masks as dots."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tacg.llm import LLM
     from tacg.types import Commit, Output
 
-# Reason -> colour and meaning. What a token is re-masked from is gone: the mark is on the draft or dot in its place.
+# Reason -> colour and meaning. A re-masked token is gone, so the mark is on the draft or dot in its place.
 REASONS = {
     "base": ("green", "base"),
     "extra": ("bold magenta", "promoted by the trajectory"),
@@ -39,16 +39,16 @@ class CanvasView:
     def __init__(self, llm: LLM, title: str) -> None:
         self.llm = llm
         self.title = title
-        self.commits: dict[int, Commit] = {}  # the last of each position
+        self.commits: dict[int, Commit] = {}  # the last reason of each position
         self.given: frozenset[int] = frozenset()  # positions that were never masked
         self.seen = dict.fromkeys(USUAL)
 
     def begin(self, event: Started) -> None:
-        """Look at the canvas before the first step."""
+        """Take in the canvas before the first step."""
         self.given = frozenset(at for at, token in enumerate(event.canvas) if token != self.llm.model.spec.mask_id)
 
     def draw(self, event: Step) -> Group:
-        """The picture after a step."""
+        """The frame after a step."""
         self.commits |= {commit.position: commit for commit in event.committed}
         self.seen |= dict.fromkeys(commit.reason for commit in event.committed)
         drafts = {each.position: each.token for each in event.proposals}
@@ -96,7 +96,7 @@ def watch_one(llm: LLM, prompt: Any, policy: str, chat: bool | None, settings: d
 
 
 def watched(llm: LLM, events: Iterator[Event], policy: str, delay: float) -> Iterator[Event]:
-    """Events of one row, drawn as they pass; the last picture stays on the screen, also after Ctrl-C."""
+    """Events of one row, drawn as they arrive; the last frame stays on the screen, also after Ctrl-C."""
     console = Console(stderr=True)
     view = CanvasView(llm, f"{llm.model.spec.name} · {policy}")
     with Live(console=console, auto_refresh=False) as live:
@@ -109,4 +109,4 @@ def watched(llm: LLM, events: Iterator[Event], policy: str, delay: float) -> Ite
                     time.sleep(delay)
             yield event
     if not console.is_terminal:
-        console.line()  # a picture that goes to a file ends without one
+        console.line()  # output to a file ends without a newline

@@ -1,8 +1,8 @@
 """From a regular expression over bytes to an automaton over tokens.
 
-Tokens are longer than a byte, so the automaton over bytes is lifted: a token takes each state wherever its bytes lead.
-Most tokens lead to the same states as many others, and these form a class, so that a vocabulary of a hundred thousand
-tokens becomes a table of states x some hundred classes.
+Tokens are longer than a byte, so the automaton over bytes is lifted: a token moves each state to where its bytes lead.
+Tokens that lead to the same states form a class, so a vocabulary of a hundred thousand tokens becomes a table of states
+x a few hundred classes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from tacg.models.base import ModelSpec
     from tacg.text import Tokenizer
 
-KEPT = 64  # automata that are kept for the next request that asks for the same
+KEPT = 64  # automata kept for later requests with the same constraint
 
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """What leads from a state to another with a token that may be written, dead ends left out. All int64.
+    """The edges between states by tokens that may be written, without dead ends. All int64.
 
-    source, target  [E]  of each class, one class after another; `group`: the classes that have some, from `group_at`
-    into            [M]  sources of each of the `targets`, one after another, each from `into_at`
-    out             [M]  targets of each of the `sources`, from `out_at`
+    source, target  [E]  edges sorted by class; `group`: the classes that have edges, each starting at `group_at`
+    into            [M]  sources of each of the `targets`, concatenated, each starting at `into_at`
+    out             [M]  targets of each of the `sources`, each starting at `out_at`
     """
 
     source: np.ndarray
@@ -86,7 +86,7 @@ class Automaton:
     def of(
         cls, pattern: str, start: int, table: np.ndarray, kind: np.ndarray, accept: np.ndarray, writable: np.ndarray
     ) -> Automaton:
-        """writable: bool [V]; the other tokens may stand on a canvas, but nobody writes them."""
+        """writable: bool [V]; the other tokens may be given on a canvas, but are never written."""
         classes = table.shape[1]
         many, first = np.bincount(kind[writable], minlength=classes), np.zeros(classes, dtype=np.int64)
         ids = np.flatnonzero(writable)[::-1]
@@ -103,7 +103,7 @@ class Automaton:
         return {}
 
     def kinds(self, device: torch.device) -> Tensor:
-        """The class of each token, int64 [V], on a device; it is moved once."""
+        """The class of each token, int64 [V], on a device; copied there once."""
         if device not in self._kinds:
             self._kinds[device] = torch.from_numpy(self.kind).to(device)
         return self._kinds[device]
@@ -138,7 +138,7 @@ def compile_pattern(
 
 
 class _Key:
-    """A tokenizer that equals every other of the same digest."""
+    """A tokenizer that compares equal to any other with the same digest."""
 
     def __init__(self, tokenizer: Tokenizer, digest: str) -> None:
         self.tokenizer, self.digest = tokenizer, digest
@@ -152,7 +152,7 @@ class _Key:
 
 @functools.lru_cache(maxsize=8)
 def _spellings(key: _Key, size: int) -> list[bytes | None]:
-    """The bytes of each id; None for special tokens, and for ids that are nobody's."""
+    """The bytes of each id; None for special tokens and unused ids."""
     found = key.tokenizer.spellings()
     return [found.get(number) for number in range(size)]
 
@@ -180,11 +180,11 @@ def lift(
     wide[:-2, :dead] = np.where(columns[:, :dead] == dead, grown, columns[:, :dead])
     here = np.arange(dead)
     if holes:
-        wide[-1, :dead] = here  # EOS, and special tokens that are given, are no text
+        wide[-1, :dead] = here  # EOS and given special tokens are not text
     else:
         wide[-1, :dead] = np.where(accept[:dead], end, grown)
         wide[-1, end] = end
-    special = len(columns) + (1 if holes else 0)  # the row before the last leads nowhere
+    special = len(columns) + (1 if holes else 0)  # nothing leads out of the row before the last
     kind = np.where(sort < 0, special, sort)
     kind[list(eos)] = len(columns) + 1
     writable = np.ones(len(kind), dtype=bool)
@@ -198,8 +198,8 @@ def lift(
 def _token_columns(table: np.ndarray, spellings: Sequence[bytes | None]) -> tuple[np.ndarray, np.ndarray]:
     """Distinct columns int64 [C, N + 1], where each class takes each state, and the class of each token (-1: no text).
 
-    All tokens are read at once, byte by byte; those that have led to the same states so far and read the same byte
-    go on together, so that the work is that of the classes and not of the vocabulary.
+    All tokens are read at once, byte by byte. Those that have led to the same states so far and read the same byte are
+    processed together, so the work depends on the number of classes, not on the vocabulary.
     """
     texts = [text or b"" for text in spellings]
     lengths = np.array([len(text) for text in texts])

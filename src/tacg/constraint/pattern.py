@@ -1,4 +1,4 @@
-"""Choices, regular expressions and JSON schemas are all one thing: a regular expression that the answer matches."""
+"""Choices, regular expressions and JSON schemas all become one regular expression that the answer matches."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def pattern_of(settings: Mapping[str, Any]) -> str | None:
     """
     given = {name: settings[name] for name in NAMES if settings.get(name) is not None}
     if len(given) > 1:
-        raise TacgError(f"An answer can be held to one of {', '.join(NAMES)}; got {' and '.join(given)}.")
+        raise TacgError(f"An answer can have one constraint, one of {', '.join(NAMES)}; got {' and '.join(given)}.")
     for name, value in given.items():
         return {"schema": _schema, "regex": _regex, "choices": _choices}[name](value)
     return None
 
 
 def patterns_of(settings: Mapping[str, Any], count: int) -> list[str | None]:
-    """The same for `count` prompts. A list stands for one setting per prompt, None among them for nothing.
+    """The same for `count` prompts. A list has one setting per prompt, in which None means no constraint.
 
-    A list of texts is the choices of every prompt; one per prompt is a list of lists.
+    A list of texts gives the choices of every prompt; choices per prompt are a list of lists.
     """
     given = {name: settings[name] for name in NAMES if settings.get(name) is not None}
     if not any(_is_per_prompt(name, value) for name, value in given.items()):
@@ -40,7 +40,7 @@ def patterns_of(settings: Mapping[str, Any], count: int) -> list[str | None]:
 def some_of(settings: Mapping[str, Any], numbers: Sequence[int], count: int, *, one: bool = False) -> dict[str, Any]:
     """Settings for some of `count` prompts, by number, picked from those that are given per prompt.
 
-    one  there is one number, and its settings stand by themselves, not in lists
+    one  there is one number, and its settings are not in lists
     """
     picked = dict(settings)
     for name in NAMES:
@@ -77,7 +77,7 @@ def _schema(schema: Any) -> str:
 def _regex(regex: Any) -> str:
     if not isinstance(regex, str):
         raise TacgError(f"`regex` must be a text, got {regex!r}.")
-    # The whole answer is matched anyhow, so the anchors that many write say nothing new.
+    # The whole answer is matched anyway, so anchors at both ends change nothing.
     whole: str = regex.removeprefix("^")
     body = whole.removesuffix("$")
     escaped = (len(body) - len(body.rstrip("\\"))) % 2 == 1
@@ -88,5 +88,5 @@ def _choices(choices: Any) -> str:
     if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
         raise TacgError(f"`choices` must be a non-empty list of texts, got {choices!r}.")
     if wrong := [each for each in choices if not isinstance(each, str) or not each]:
-        raise TacgError(f"`choices` must be texts that are not empty, got {wrong[0]!r}.")
+        raise TacgError(f"`choices` must be non-empty texts, got {wrong[0]!r}.")
     return "|".join(map(literal, choices))

@@ -1,11 +1,11 @@
 """Which tokens a position may still become: those with which some completion of the whole canvas exists.
 
-A state can be reached before a position if something leads there from the start past all that is written on the left;
-it is good behind a position if something leads from there to an end past all that is written on the right. A token is
-possible exactly if it leads from a state of the first kind to one of the second.
+A state is reachable before a position if a path leads to it from the start through everything written on the left. It
+is live after a position if a path leads from it to an accepting state through everything written on the right. A token
+is possible exactly if it leads from a reachable state to a live one.
 
-This is computed on the host, for one canvas at a time: a state has few successors, so that a position takes some
-microseconds there; on a device it would be ten kernels. What has not changed since the last look is not computed again.
+This is computed on the host, for one canvas at a time: a state has few successors, so a position takes a few
+microseconds there; on a device it would take ten kernels. Only what has changed since the last step is computed again.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import numpy as np
 if TYPE_CHECKING:
     from tacg.constraint.automaton import Automaton
 
-AT_ONCE = 1 << 24  # values of positions x edges that are held at once
+AT_ONCE = 1 << 24  # maximum positions x edges in memory at once
 FREE = -1  # the class of a mask
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """The boards of a canvas of L positions.
+    """The reachable and live states at every position of a canvas of length L.
 
-    kind    int64 [L]          the class of what is written at each position, or FREE
+    kind    int64 [L]          the class of the token at each position, or FREE for a mask
     ahead   bool [L + 1, N]    states that can be reached before each position
-    behind  bool [L + 1, N]    states from which an end can be reached from each position on
+    behind  bool [L + 1, N]    states from which an accepting state can be reached from each position on
     """
 
     automaton: Automaton
@@ -47,9 +47,9 @@ class Reach:
         return cls(automaton, kind, *boards)
 
     def where(self, places: np.ndarray, tokens: np.ndarray, free: np.ndarray | None = None) -> Reach:
-        """The boards with these tokens at these places, int64 [P] each, and masks where `free`, bool [L].
+        """The same canvas with these tokens at these places, int64 [P] each, and masks where `free`, bool [L].
 
-        `behind` is only right once `completed`: to learn whether a canvas is possible, it is not needed.
+        `behind` is valid only after `completed`; whether a canvas is possible can be told without it.
         """
         kind = self.kind.copy() if free is None else np.where(free, FREE, self.kind)
         kind[places] = self.automaton.kind[tokens]
@@ -61,7 +61,7 @@ class Reach:
         return Reach(self.automaton, kind, ahead, self.behind)
 
     def completed(self, before: Reach) -> Reach:
-        """The boards with `behind` brought up to date; `before`, whose it was."""
+        """The same with `behind` brought up to date, starting from that of `before`."""
         changed = np.flatnonzero(self.kind != before.kind)
         if not len(changed):
             return self
@@ -75,7 +75,7 @@ class Reach:
         return bool((self.ahead[-1] & self.automaton.accept).any())
 
     def allowed(self, places: np.ndarray) -> np.ndarray:
-        """bool [P, C]: the classes of which a token may stand at these places, int64 [P], given all others."""
+        """bool [P, C]: the classes that may be written at these places, int64 [P], given all other positions."""
         edges = self.automaton.edges
         board = np.zeros((len(places), self.automaton.table.shape[1]), dtype=bool)
         size = max(1, AT_ONCE // max(1, len(edges.source)))
@@ -91,26 +91,26 @@ class Reach:
         return np.asarray(self.kind == FREE)
 
     def forced(self, allowed: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Masks that can become one token alone, and that token, int64 [P] each. `allowed` may be known, [L, C]."""
+        """Masks with only one possible token, and that token, int64 [P] each. `allowed` [L, C] saves computing it."""
         masks = np.flatnonzero(self.free)
         allowed = self.allowed(masks) if allowed is None else allowed[masks]
         single = allowed @ self.automaton.many == 1
         return masks[single], np.where(allowed[single], self.automaton.first, 0).max(axis=1, initial=0)
 
     def changed(self, before: Reach) -> np.ndarray:
-        """bool [L]: positions that may become something else than before."""
+        """bool [L]: positions whose possible tokens may have changed."""
         ahead, behind = self.ahead != before.ahead, self.behind != before.behind
         return np.asarray(ahead[:-1].any(axis=1) | behind[1:].any(axis=1))
 
     def agreed(
         self, places: np.ndarray, tokens: np.ndarray, free: np.ndarray | None = None
     ) -> tuple[Reach, np.ndarray]:
-        """The boards with as much of what is wanted as can stand together, the readiest first, and which of it.
+        """The canvas with as many of the wanted tokens as are compatible, and which of them; the most ready come first.
 
-        places  int64 [P], readiest first; `tokens` int64 [P] that are wanted there; `free` as of `where`
+        places  int64 [P], most ready first; `tokens` int64 [P] that are wanted there; `free` as for `where`
 
-        All of it, in most steps, which takes one look. Otherwise it is taken one by one, and what contradicts what was
-        taken before is left out: the longest beginning that fits is found by halving.
+        In most steps all of them are compatible, which one check shows. Otherwise they are taken in order, leaving out
+        those that contradict earlier ones; the longest prefix that fits is found by bisection.
         """
         keep = np.ones(len(places), dtype=bool)
         found = self.where(places, tokens, free)
@@ -119,7 +119,7 @@ class Reach:
         keep[:] = False
         first, found = 0, self.where(places[:0], tokens[:0], free)
         while first < len(places):
-            low, high = first, len(places)  # the first `low` fit; `high + 1` are not known to
+            low, high = first, len(places)  # the first `low` fit; whether `high + 1` fit is not known
             while low < high:
                 middle = (low + high + 1) // 2
                 attempt = keep.copy()
@@ -132,7 +132,7 @@ class Reach:
 
 
 def _forward(automaton: Automaton, kind: np.ndarray, boards: np.ndarray, first: int) -> None:
-    """Fill in the states that can be reached behind each position from `first` on."""
+    """Fill in the states that can be reached after each position from `first` on."""
     table, edges = automaton.columns, automaton.edges
     boards[first + 1 :] = False
     for place, group in enumerate(kind[first:].tolist(), start=first):
@@ -145,7 +145,7 @@ def _forward(automaton: Automaton, kind: np.ndarray, boards: np.ndarray, first: 
 
 
 def _backward(automaton: Automaton, kind: np.ndarray, boards: np.ndarray, stop: int) -> None:
-    """Fill in the states from which an end can be reached from each position before `stop` on."""
+    """Fill in the states from which an accepting state can be reached, for each position before `stop`."""
     table, edges = automaton.columns, automaton.edges
     boards[:stop] = False
     for place, group in zip(range(stop - 1, -1, -1), kind[:stop][::-1].tolist(), strict=True):

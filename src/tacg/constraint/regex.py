@@ -1,8 +1,8 @@
 """From a regular expression, in Python's own syntax, to the smallest automaton over the bytes of its texts in UTF-8.
 
-The libraries that we tried were slow at bounded repetitions, or have no states that can be walked from behind
-(docs/structured.md). We match whole answers, so the textbook's way is enough: Thompson's automaton, subsets of its
-states, and states merged that nothing tells apart.
+The libraries that we tried are slow at bounded repetitions, or expose no states that can be walked backwards
+(docs/structured.md). We match whole answers, so the textbook construction is enough: Thompson's automaton, the subset
+construction, and minimization.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_PARTS, MOST_SUBSETS, MOST_STATES = 100_000, 16_384, 4096
 LAST, SURROGATES = 0x10FFFF, (0xD800, 0xDFFF)
 CATEGORIES = {"DIGIT": r"\d", "SPACE": r"\s", "WORD": r"\w"}
 
-Ranges = tuple[tuple[int, int], ...]  # of code points, or of bytes
+Ranges = tuple[tuple[int, int], ...]  # ranges of code points, or of bytes
 
 
 def byte_automaton(pattern: str) -> tuple[np.ndarray, np.ndarray, int]:
@@ -44,14 +44,14 @@ def byte_automaton(pattern: str) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def short(pattern: str) -> str:
-    """A pattern as it is repeated in a message."""
+    """A pattern, shortened for a message."""
     return repr(pattern if len(pattern) <= 80 else pattern[:79] + "…")
 
 
 def _refused(what: str, pattern: str) -> TacgError:
     return TacgError(
-        f"The regular expression {short(pattern)} uses {what}: only what is regular can be held to, without "
-        "look-around, back-references, anchors inside and flags."
+        f"The regular expression {short(pattern)} uses {what}, which is not supported; nor are look-around, "
+        "back-references, inner anchors and flags."
     )
 
 
@@ -63,7 +63,7 @@ def _too_large(pattern: str) -> TacgError:
 
 
 class _Parts:
-    """Thompson's automaton: states with edges (low, high, target) for bytes, and with free moves."""
+    """Thompson's automaton: states with edges (low, high, target) for bytes, and with empty moves."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -106,7 +106,7 @@ class _Parts:
 
     def _characters(self, ranges: Ranges) -> tuple[int, int]:
         start, end = self.state(), self.state()
-        steps: dict[tuple[int, tuple[int, int]], int] = {}  # characters that begin alike share their first bytes
+        steps: dict[tuple[int, tuple[int, int]], int] = {}  # characters with the same first bytes share edges
         for bytes_ in _in_utf8(ranges):
             at = start
             for each in bytes_[:-1]:
@@ -138,7 +138,7 @@ class _Parts:
         return start, end
 
     def closure(self, states: Iterable[int]) -> frozenset[int]:
-        """These states and all that free moves lead to; only those matter that have edges, or none at all."""
+        """These states and all that empty moves lead to; only states with edges, or without any move, are kept."""
         found, left = set(states), list(states)
         while left:
             for target in self.free[left.pop()]:
@@ -175,7 +175,7 @@ def _characters(kind: str, value: Any, pattern: str) -> Ranges:
 
 @functools.cache
 def _category(name: str) -> Ranges:
-    """What Python takes for a digit, a space, a letter of a word."""
+    """Python's classes of digits, spaces and word characters."""
     every = "".join(map(chr, range(LAST + 1)))
     return tuple((found.start(), found.end() - 1) for found in re.finditer(f"{CATEGORIES[name]}+", every))
 
@@ -200,7 +200,7 @@ def _in_utf8(ranges: Ranges) -> Iterator[list[tuple[int, int]]]:
 
 
 def _alike(low: int, high: int) -> Iterator[list[tuple[int, int]]]:
-    """The same for code points of equally many bytes: cut where bytes but the last would not vary freely."""
+    """The same for code points with equally many bytes: split where the inner bytes do not cover their whole range."""
     size = len(chr(low).encode())
     for place in range(1, size):
         mask = (1 << 6 * place) - 1
@@ -243,7 +243,7 @@ def _subsets(parts: _Parts, start: int, end: int) -> tuple[np.ndarray, np.ndarra
 
 
 def _smallest(table: np.ndarray, accept: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
-    """Merge states that no text tells apart (Moore). What can never end is told apart from nothing: it is dead."""
+    """Merge states that no text distinguishes (Moore). States that cannot reach an end merge with the dead state."""
     columns = np.ascontiguousarray(np.unique(table, axis=1))
     label, count, known = accept.astype(np.int64), 0, 1
     while known > count:

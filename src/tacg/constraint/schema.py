@@ -1,7 +1,7 @@
-"""A JSON schema as a regular expression, for the part of JSON schema that is regular. All else is refused by name.
+"""A JSON schema as a regular expression, for the regular part of JSON schema. Anything else is refused by name.
 
-JSON is written in one spelling, that of Python's `json.dumps`: a space behind each comma and colon, and properties in
-the order of the schema. Properties that the schema does not name are not written.
+JSON is written in one format, that of Python's `json.dumps`: a space after each comma and colon, and properties in the
+order of the schema. Properties that the schema does not name are not written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCALARS = {
     "boolean": "(?:true|false)",
     "null": "null",
 }
-DEPTH = 1  # of what may be anything: values within values, so many times
+DEPTH = 1  # maximum nesting of values without a schema
 NOTES = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$schema", "$id"} | {
     "$comment", "$defs", "definitions",
 }  # fmt: skip
@@ -63,7 +63,7 @@ class _Writer:
         kinds = schema["type"] if "type" in keys else _implied(keys, at)
         kinds = [kinds] if isinstance(kinds, str) else kinds
         if not isinstance(kinds, list) or not kinds:
-            raise TacgError(f"`{at}.type` must name a type of JSON, got {kinds!r}.")
+            raise TacgError(f"`{at}.type` must name a JSON type, got {kinds!r}.")
         known = set().union(*(OF_TYPE.get(kind, ()) for kind in kinds if isinstance(kind, str)))
         if strange := keys - {"type"} - known:
             raise _unsupported(min(strange), at)
@@ -136,7 +136,7 @@ class _Writer:
             if {"minItems", "maxItems"} & schema.keys() and not (
                 schema.get("minItems", 0) <= len(schema["prefixItems"]) <= schema.get("maxItems", MOST_REPEATS)
             ):
-                raise _unsupported("prefixItems of another number than minItems and maxItems say", at)
+                raise _unsupported("prefixItems whose number differs from minItems or maxItems", at)
             first = enumerate(schema["prefixItems"])
             return rf"\[{', '.join(self.value(each, f'{at}.prefixItems[{n}]', within) for n, each in first)}\]"
         value = _anything(0) if items is True or items == {} else self.value(items, f"{at}.items", within)
@@ -144,11 +144,11 @@ class _Writer:
 
 
 def _unsupported(what: str, at: str) -> TacgError:
-    return TacgError(f"`{at}` uses {what}, which no regular expression of ours can hold: leave it out of the schema.")
+    return TacgError(f"`{at}` uses {what}, which is not supported: leave it out of the schema.")
 
 
 def _implied(keys: set[str], at: str) -> str:
-    """The type that keywords speak of where a schema names none."""
+    """The type that the keywords imply if a schema names none."""
     kinds = [kind for kind in ("object", "array") if keys <= OF_TYPE[kind]]
     if not kinds:
         raise _unsupported(f"{min(keys)} without a type", at)
@@ -158,12 +158,12 @@ def _implied(keys: set[str], at: str) -> str:
 def _either(patterns: Any) -> str:
     several = list(dict.fromkeys(patterns))
     if not several:
-        raise TacgError("`enum` must have a value of the type that stands beside it.")
+        raise TacgError("`enum` must have a value of the schema's `type`.")
     return several[0] if len(several) == 1 else f"(?:{'|'.join(several)})"
 
 
 def _spelled(value: Any) -> str:
-    """A value as JSON, to the letter."""
+    """A pattern that matches exactly this value as JSON."""
     return literal(json.dumps(value, ensure_ascii=False))
 
 
@@ -182,7 +182,7 @@ def _is_of(value: Any, kinds: Any) -> bool:
 
 
 def _anything(depth: int) -> str:
-    """Any value, with values inside it `depth` times."""
+    """Any JSON value, nested up to `depth` levels."""
     kinds = [pattern for kind, pattern in SCALARS.items() if kind != "integer"]
     if depth:
         value = _anything(depth - 1)
@@ -191,7 +191,7 @@ def _anything(depth: int) -> str:
 
 
 def _listed(before: str, item: str, times: str, after: str) -> str:
-    """Items between commas, so many times: `*` or `{low,high}`."""
+    """Items separated by commas, repeated `*` or `{low,high}` times."""
     low, high = (0, None) if times == "*" else _range(times)
     if high == 0:
         return f"{before}{after}"
@@ -216,12 +216,12 @@ def _times(schema: Mapping[str, Any], low: str, high: str, at: str) -> str:
 
 
 def _in_order(parts: list[tuple[str, bool]]) -> str:
-    """Properties with commas between those that are there; those not required may be left out.
+    """Properties separated by commas; those not required may be left out.
 
-    Each property either is the first that is written or follows a comma, so the pattern is built from the end: what
-    may come after it, with a comma before it, and what may come at first, with none.
+    Each property either is written first or follows a comma. So the pattern is built from the end, in two versions:
+    what may follow another property, beginning with a comma, and what may come first, without one.
     """
-    after, first = "", ""  # behind something, and behind the brace
+    after, first = "", ""  # after another property, and after the brace
     for part, required in reversed(parts):
         after, first = (
             (f", {part}{after}", f"{part}{after}")
@@ -241,7 +241,7 @@ def _bounds(schema: Mapping[str, Any], at: str) -> tuple[int | None, int | None]
     highs += [schema["exclusiveMaximum"] - 1] if "exclusiveMaximum" in schema else []
     low, high = max(lows, default=None), min(highs, default=None)
     if low is not None and high is not None and low > high:
-        raise TacgError(f"`{at}` must leave some integer, got at least {low} and at most {high}.")
+        raise TacgError(f"`{at}` must allow at least one integer, got at least {low} and at most {high}.")
     return low, high
 
 

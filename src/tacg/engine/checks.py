@@ -45,11 +45,11 @@ def check_shown(request: Request, model: Denoiser) -> None:
     """Raise if the request needs hidden states or attention that the model does not expose."""
     name = model.spec.name
     if request.decode.memory == "hidden" and not hasattr(model, "hidden"):
-        raise TacgError(f'`memory` "hidden" needs a model that shows its hidden states, {name!r} does not: use fp32.')
+        raise TacgError(f'`memory` "hidden" needs a model that exposes its hidden states, {name!r} does not: use fp32.')
     if request.policy.needs.attention and not getattr(model, "shows_attention", False):
         raise TacgError(
-            f"`{request.policy.name}` looks at attention, which {name!r} does not show: "
-            "take another policy, or a model that `tacg.load` gives."
+            f"`{request.policy.name}` reads attention, which {name!r} does not expose: "
+            "use another policy, or a model loaded by `tacg.load`."
         )
 
 

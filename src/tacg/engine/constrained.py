@@ -1,7 +1,7 @@
-"""Rows whose answers must look like something: what their positions may become, and what is written together.
+"""Rows with constraints: which tokens each position may become, and which proposals can be written together.
 
-What a canvas may become is found on the host, which knows every canvas. A step reads one board more for that, what was
-decided, and uploads two: what is written of it, and what each position may become.
+This is computed on the host, which knows every canvas. For that, a step reads one more tensor (what was decided) and
+uploads two (what is written, and which tokens each position may become).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from tacg.engine.row import Row
     from tacg.types import Branches, Decision, Signals
 
-AT_ONCE = 1 << 19  # logits that a CPU masks at once: they stay in its cache
+AT_ONCE = 1 << 19  # logits that a CPU masks in one go, so that they stay in its cache
 
 
 class NextCanvas(NamedTuple):
-    """What a row's canvas is once something is written on it.
+    """A row's canvas after a write.
 
-    reach, allowed  its boards, as of `Held`
-    keep            bool  [P]  which of what was wanted could stand together
-    only, what      int64 [F]  positions that could only become one token then, and that token
+    reach, allowed  as in `Held`
+    keep            bool  [P]  which of the wanted tokens were compatible
+    only, what      int64 [F]  positions with only one possible token left, and that token
     """
 
     reach: Reach
@@ -48,11 +48,11 @@ class NextCanvas(NamedTuple):
 
 
 class Held:
-    """A row that is held to a constraint: its boards, and what its positions may become.
+    """A row with a constraint, and which tokens its positions may become.
 
-    allowed   bool [L, C]  the classes of tokens; none at all where nobody asks
-    revises   whether the policy may change what is written: what a written position may become counts as well
-    branches  what the row may be next, if its policy looks ahead
+    allowed   bool [L, C]  the allowed classes of tokens; all false where they are not needed
+    revises   whether the policy may change written tokens: then `allowed` is needed at written positions, too
+    branches  the possible next canvases, if the policy looks ahead
     """
 
     def __init__(self, row: Row, mask_id: int, *, revises: bool) -> None:
@@ -73,21 +73,21 @@ class Held:
         return [each.allowed for each in self.branches] or [self.allowed]
 
     def settle(self, reason: np.ndarray, token: np.ndarray, rank: np.ndarray) -> None:
-        """Of what was decided, keep what can stand together; then write what can only be one token. All [L].
+        """Write the compatible part of a decision, then every position that has only one possible token. All [L].
 
-        Masks come before edits, so that a row always gets ahead.
+        Masks come before edits, so that a row always makes progress.
         """
         answer, remask = np.array(self.row.answer), reason == int(Reason.REMASK)
         wanted = np.flatnonzero((reason > 0) & ~remask)
         order = wanted[np.lexsort((-rank[wanted], ~self.reach.free[wanted]))]
         made = self._write(order, token[order], remask if remask.any() else None)
         reason[order[~made.keep]] = 0
-        same = remask[made.only] & (made.what == answer[made.only])  # it would be written again at once
+        same = remask[made.only] & (made.what == answer[made.only])  # a forced token would be written again at once
         token[made.only], reason[made.only] = made.what, np.where(same, 0, int(Reason.FORCED))
         self.reach, self.allowed = made.reach, made.allowed
 
     def propose(self, commit: np.ndarray, token: np.ndarray, rank: np.ndarray) -> None:
-        """The same for branches, which are written if one is chosen. commit, token [K, L]; rank [L]."""
+        """The same for branches, of which the chosen one is written later. commit, token [K, L]; rank [L]."""
         self.branches = []
         for commits, tokens in zip(commit, token, strict=True):
             wanted = np.flatnonzero(commits & self.reach.free)
@@ -105,7 +105,7 @@ class Held:
         return made.only
 
     def _write(self, order: np.ndarray, tokens: np.ndarray, free: np.ndarray | None) -> NextCanvas:
-        """Write what can stand together of this, int64 [P] each, readiest first, and all that it forces."""
+        """Write the compatible part of these tokens, int64 [P] each, most ready first, and all that it forces."""
         reach, keep = self.reach.agreed(order, tokens, free)
         reach = reach.completed(self.reach)
         allowed = self.allowed.copy()
@@ -114,17 +114,17 @@ class Held:
         only, what = reach.forced(allowed)
         if len(only):
             before, reach = reach, reach.where(only, what).completed(reach)
-            # It follows from what is written, so masks keep their options. Written positions, if masked again, do not.
+            # It follows from the other tokens, so the options of masks do not change. Those of written positions may.
             again = np.flatnonzero(reach.changed(before) & self.holes & self.revises)
             allowed[again] = reach.allowed(again)
         return NextCanvas(reach, allowed, keep, only, what)
 
 
 class Constrained:
-    """The constraints of a batch. Rows that share an automaton are masked together; unlike rows go side by side.
+    """The constraints of a batch. Rows that share an automaton are masked together.
 
-    cut     float [S, L]: the probability that constraints took away in this step; [S, K, L] until a branch is chosen
-    before  float [S, L]: the same of the step that proposed the branches
+    cut     float [S, L]: the probability that constraints removed in this step; [S, K, L] until a branch is chosen
+    before  float [S, L]: the same for the step that proposed the branches
     """
 
     def __init__(self, device: torch.device, mask_id: int, *, compact: bool, revises: bool) -> None:
@@ -134,7 +134,7 @@ class Constrained:
         self.cut = self.before = torch.zeros(0, 0, device=device)
 
     def regroup(self, rows: Sequence[Row | None]) -> None:
-        """Rows have come or gone."""
+        """Called after rows joined or left."""
         live = [row for row in rows if row is not None]
         self.rows = {
             row.number: self.rows.get(row.number) or Held(row, self.mask_id, revises=self.revises) for row in live
@@ -145,10 +145,10 @@ class Constrained:
         self.groups = list(kinds.values())
 
     def apply(self, logits: Tensor, shape: tuple[int, int], places: Tensor | None) -> None:
-        """Suppress, in place, all that no answer can have, and note what probability it had.
+        """Suppress impossible tokens in place, and record the probability that they had.
 
-        shape   S and L of the boards; `places` int64 [P], the positions of the logits, as indices into them (None: all,
-                of each branch if there are some)
+        shape   S and L; `places` int64 [P], the positions of the logits, as indices into [S * L] (None: all, of each
+                branch if there are branches)
         """
         slots, length = shape
         copies = 1 if places is not None else len(logits) // (slots * length)
@@ -190,7 +190,7 @@ class Constrained:
         return made[0], made[1]
 
     def propose(self, branches: Branches, rank: Tensor) -> Branches:
-        """The branches, each with what can stand together of it and with all that it forces; rank [S, L]."""
+        """The branches, each reduced to compatible tokens, plus the tokens that these force; rank [S, L]."""
         commit, tokens = branches.commit.cpu().numpy().copy(), branches.tokens.cpu().numpy().copy()
         counts, ranks, self.before = branches.count.tolist(), rank.nan_to_num(0.0).cpu().numpy(), self.cut
         for held in self.rows.values():
@@ -200,7 +200,7 @@ class Constrained:
         return replace(branches, commit=commits, tokens=written)
 
     def take(self, chosen: Tensor, written: Tensor) -> Tensor:
-        """One branch of each row, int64 [S], was chosen and written, int64 [S, L] of `Reason`; why it was, in truth."""
+        """Record the chosen branches, int64 [S]; returns `written` with FORCED where the constraint left no choice."""
         reason = written.cpu().numpy().copy()
         for held in self.rows.values():
             if held.branches:
@@ -213,9 +213,9 @@ class Constrained:
 
 
 def _hold(logits: Tensor, rows: Tensor, allowed: Tensor, kinds: Tensor) -> Tensor:
-    """Suppress in these rows of the logits what is not of an allowed class; the probability that it had, float [M].
+    """Suppress tokens outside the allowed classes in these logits; returns the probability they had, float [M].
 
-    A position of which nothing is known is not in view: everything is allowed there.
+    Where no class is marked as allowed, the position was not examined, so everything is allowed there.
     """
     allowed = allowed | ~allowed.any(dim=1, keepdim=True)
     keeps, part = allowed[:, kinds], logits[rows]
@@ -225,7 +225,7 @@ def _hold(logits: Tensor, rows: Tensor, allowed: Tensor, kinds: Tensor) -> Tenso
 
 
 def begin(request: Request, answer: list[int], mask_id: int) -> tuple[list[int], set[int]]:
-    """The canvas with all that the constraint leaves no choice about, and which positions these are.
+    """The canvas with every token that the constraint forces, and the positions of these tokens.
 
     Raises if no answer of this length satisfies the constraint.
     """
@@ -244,10 +244,10 @@ def begin(request: Request, answer: list[int], mask_id: int) -> tuple[list[int],
 def _why(automaton: Automaton, request: Request, length: int) -> str:
     least, pattern = automaton.shortest(), short(automaton.pattern)
     if least is None:
-        return f"The constraint {pattern} cannot be met with tokens that this model writes: no answer satisfies it."
+        return f"The constraint {pattern} cannot be met with tokens that this model can write: no answer satisfies it."
     if least > length and not request.canvas:
         return (
-            f"`gen_length` must be at least {least} for the constraint {pattern}, whose shortest answer has so many "
+            f"`gen_length` must be at least {least} for the constraint {pattern}: its shortest answer has that many "
             f"tokens; got {length}."
         )
     return f"No filling of the {length} positions of this canvas satisfies the constraint {pattern}."

@@ -39,7 +39,7 @@ def add_active(batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) -
 
 
 def add_draws(batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) -> Signals:
-    """Add noise, sampled tokens and the recheck of written tokens, as far as the policy needs them."""
+    """Add those of noise, sampled tokens and the recheck of written tokens that the policy needs."""
     needs, measured, more = batch.needs, dict(signals.measured), dict[str, Any]()
     if "noise" in needs:
         measured["noise"] = _uniform(batch, NOISE, 1).squeeze(2)

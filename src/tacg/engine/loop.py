@@ -164,7 +164,7 @@ class Engine:
         while self._waiting and room > 0:
             row, spec = self._waiting[0], self.model.spec
             started = Started(row.number, row.request.prompt, len(row.answer), tuple(row.answer))
-            if spec.mask_id not in row.answer:  # its constraint leaves no choice
+            if spec.mask_id not in row.answer:  # its constraint forces every token
                 self._waiting.popleft()
                 events += [started, Finished(row.number, row.output(spec.mask_id, spec.eos_ids))]
                 continue

@@ -34,14 +34,14 @@ class Decode(Knobs):
     early_stop: bool = knob(True, "end once everything up to the first EOS is committed (the paper: off)")
     observe: str = knob(
         "block",
-        "where trajectories are followed: the active block, or all masks",
+        "where trajectories are tracked: in the active block, or at all masks",
         choices=("block", "sequence"),
     )
-    cache: str = knob("auto", "keys and values that are kept: auto takes the exact one (block or none)", choices=MODES)
+    cache: str = knob("auto", "which keys and values are kept; auto: the exact mode (block or none)", choices=MODES)
     memory: str = knob(
-        "fp32", "how the reference is kept: of logits in fp32 or bf16, or of hidden states", choices=tuple(KINDS)
+        "fp32", "what the reference is kept of: logits in fp32 or bf16, or hidden states", choices=tuple(KINDS)
     )
-    scan: str = knob("auto", "what reads the logits: auto takes the fastest that the device has", choices=BACKENDS)
+    scan: str = knob("auto", "implementation that reads the logits; auto: the fastest on this device", choices=BACKENDS)
     suppress: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -112,14 +112,14 @@ class Request:
         """Raise if this model cannot serve the request."""
         if spec.mask_id == NO_MASK:
             raise TacgError(
-                f"{spec.name!r} writes from left to right and has no mask to fill: give it as the `verifier` of a "
+                f"{spec.name!r} writes from left to right and has no mask to fill: use it as the `verifier` of a "
                 "diffusion model."
             )
         length = len(self.prompt) + self.decode.gen_length
         resolve_mode(self.decode.cache, self.decode.observe, spec, self.policy.needs)
         if spec.causal_block is not None and self.decode.block_length != spec.causal_block:
             raise TacgError(
-                f"`block_length` must be {spec.causal_block}, as {spec.name!r} sees by blocks of that; "
+                f"`block_length` must be {spec.causal_block}, because {spec.name!r} has causal blocks of that length; "
                 f"got {self.decode.block_length}."
             )
         if self.policy.needs.branches:
@@ -153,7 +153,7 @@ def resolve(policy: str | Policy, settings: dict[str, Any]) -> tuple[Policy, Dec
         decode = decode.replace(**find_preset(*policy.split(":", 1))["decode"])
     ours, theirs = {f.name for f in fields(Decode)}, made.knobs().keys()
     if twice := ours & theirs:
-        raise TacgError(f"`{made.name}` has a knob named `{min(twice)}`, as the decode has: rename the policy's.")
+        raise TacgError(f"`{made.name}` has a knob named `{min(twice)}`, as has the decode: rename the policy's.")
     for name in settings:
         if name not in ours | theirs:
             raise unknown("setting", name, ours | theirs)

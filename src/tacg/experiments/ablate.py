@@ -42,7 +42,7 @@ def _cells(task: Task, gate: str, settings: Mapping[str, Any]) -> Iterator[Cell]
     """The base policy of a gate with its knobs, then the gate's parts, all with the same decode settings."""
     policy, decode = resolve(gate, settings_of(task, gate, settings))
     if not isinstance(policy, Wrapper):
-        raise TacgError(f"`tacg ablate` takes gated policies apart, such as tacg or tacg+klass; {gate!r} is not one.")
+        raise TacgError(f"`tacg ablate` needs a gated policy, such as tacg or tacg+klass; {gate!r} is not one.")
     same = {**decode.values(), "suppress": decode.suppress}
     tags = {"gate": gate, "over": policy.base.label}
     yield Cell(task, policy.base.name, same | policy.base.values(), "baseline", tags)

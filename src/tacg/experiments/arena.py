@@ -1,6 +1,6 @@
-"""Every decoder on the same problems, each over its main knob, and TACG over each: which one is to be used?
+"""Every decoder on the same problems, each over its main knob, and TACG over each: which one should I use?
 
-Decoding makes rows (`cells`, `grid.run`); everything that is shown is made of rows alone (`standings`).
+Decoding makes rows (`cells`, `grid.run`). Everything that is shown is computed from rows (`standings`).
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from tacg.tasks import Task
 
 GATE = "tacg"
-CAREFUL = "schedule"  # one token per step, by its defaults: what all others are measured against
-EVERY, FEW = (1000, 1000), (2, 1)  # values of the main knob: of policies, of TACG over them
+CAREFUL = "schedule"  # by default one token per step; all others are compared with it
+EVERY, FEW = (1000, 1000), (2, 1)  # number of values of the main knob: of policies, and of TACG over them
 
 
 def decoders() -> list[str]:
-    """Every registered policy, then TACG over each where that means something."""
+    """Every registered policy, then TACG over each policy that it can wrap."""
     names = [name for name in policy_names() if _made(name)]
     return [*names, *(spec for name in names if (spec := gated(name)) and spec not in names)]
 
 
 def gated(name: str) -> str | None:
-    """TACG over a policy as it is spelled in tables; None over a gate, and where the two do not go together."""
+    """The name of TACG over a policy, as in tables; None for gates and for policies that it cannot wrap."""
     policy = None if name.startswith(GATE) else _made(f"{GATE}+{name}")
     return policy.label if policy else None
 
@@ -52,7 +52,7 @@ def _made(spec: str) -> Policy | None:
 
 
 def frontier_of(policy: Policy) -> tuple[str, tuple[Any, ...]]:
-    """A policy's main knob and its values, from fast to careful. No knob and one value where none is declared."""
+    """A policy's main knob and its values, from fast to careful; no knob and one value if it declares none."""
     declared: Policy = policy
     while declared.frontier is None and isinstance(declared, Wrapper):
         declared = declared.base
@@ -60,17 +60,17 @@ def frontier_of(policy: Policy) -> tuple[str, tuple[Any, ...]]:
 
 
 def main_knob(policy: Policy) -> tuple[str, tuple[Any, ...]]:
-    """A policy's main knob and its values, the default first, then its neighbours, the farthest last."""
+    """A policy's main knob and its values: the default first, then by distance from it."""
     knob, values = frontier_of(policy)
     middle = values.index({**Decode().values(), **policy.values()}[knob]) if knob else 0
     return knob, tuple(values[place] for place in sorted(range(len(values)), key=lambda place: abs(place - middle)))
 
 
 def cells(tasks: Sequence[Task], specs: Sequence[str], points: tuple[int, int] = EVERY) -> list[Cell]:
-    """What to decode, in an order that is of use whenever it ends: all defaults, then other values, then TACG over X.
+    """What to decode, in an order that is useful whenever it stops: all defaults, then other values, then TACG over X.
 
-    points  values of the main knob at most, of policies and of TACG over them. A value that a task's lengths do not
-            allow is left out
+    points  maximum number of values of the main knob, for policies and for TACG over them. A value that a task's
+            lengths do not allow is left out
     """
     found = []
     for over, most in zip((False, True), points, strict=True):
@@ -107,21 +107,21 @@ def is_known(llm: LLM, cell: Cell, sample: Sample, ledger: Ledger) -> bool:
     return any(first_problems(row, sample.n) is not None for row in same)
 
 
-# --- what rows say ---------------------------------------------------------------------------------------------------
+# --- from rows to results --------------------------------------------------------------------------------------------
 
 
 def standings(rows: Iterable[ResultRow]) -> list[ResultRow]:
-    """Every point of an arena on the same problems, with what can be said of them.
+    """Every point of an arena on the same problems, with the figures derived from all of them.
 
     spec, knob, value  the point; `default` if its value is the policy's own
     quality            the accuracy, as `choose` and `front` call it
     speed              tokens per second of processor time, from the newest run of this point; None if not measured
     base               `schedule` at one token per step, with paired differences to it
-    aup                of the whole curve of the decoder on this task, from one token per step on
-    over, saved, gained, …  the policy beneath a wrapper, and what is gained over its whole frontier
+    aup                of the decoder's whole curve on this task, starting at one token per step
+    over, saved, gained, …  the policy under a wrapper, and the gain over its whole frontier
 
-    Defaults may have seen more problems than the rest of their curves. A row of more problems is cut to the first ones,
-    as many as most points of its task have seen.
+    Defaults may have been run on more problems than other points. Such a row is cut to its first problems, as many as
+    most points of its task have.
     """
     points = _points(rows)
     bases = {row["spec"]: row["over"] for row in points if row["over"]}
@@ -137,9 +137,9 @@ def standings(rows: Iterable[ResultRow]) -> list[ResultRow]:
 
 
 def defaults(rows: Iterable[ResultRow]) -> list[ResultRow]:
-    """Every decoder at its defaults, on all the problems that it has seen; the surest first, task by task.
+    """Every decoder at its defaults, on all problems that it was run on; by task, the most accurate first.
 
-    Differences to `schedule` are paired, if both have seen the same problems.
+    Differences to `schedule` are paired, if both were run on the same problems.
     """
     found = []
     points = [row for row in _points(rows) if row["default"]]
@@ -151,7 +151,7 @@ def defaults(rows: Iterable[ResultRow]) -> list[ResultRow]:
 
 
 def first_problems(row: ResultRow, n: int) -> ResultRow | None:
-    """A point as if only the first `n` problems had been decoded; None if that cannot be told.
+    """A point as if only the first `n` problems had been decoded; None if the row does not tell.
 
     Answers are filled completely, so all have the same number of tokens.
     """
@@ -174,13 +174,13 @@ def first_problems(row: ResultRow, n: int) -> ResultRow | None:
 
 
 def _careful(rows: Sequence[ResultRow]) -> ResultRow | None:
-    """The row that all others are measured against."""
+    """The row that all others are compared with."""
     return next((row for row in rows if row["spec"] == CAREFUL and row["default"]), None)
 
 
 def _points(rows: Iterable[ResultRow]) -> list[ResultRow]:
-    """One row for each task, decoder and value: of the newest model and seed, the one with the most problems."""
-    there = [row for row in rows if "item_positions" in row]  # the others are of other experiments
+    """One row per task, decoder and value: of the newest model and seed, the one with the most problems."""
+    there = [row for row in rows if "item_positions" in row]  # other rows are from other experiments
     known: dict[tuple[str, str, Any], ResultRow] = {}
     speeds: dict[tuple[str, str, Any], float] = {}
     for row in (row for row in there if _sample_of(row) == _sample_of(there[-1])):
@@ -219,8 +219,8 @@ def _areas(rows: Sequence[ResultRow], careful: ResultRow | None) -> dict[str, fl
 def best_points(rows: Sequence[ResultRow], give: float) -> list[ResultRow]:
     """The point to use of each decoder on one task, the best decoder first.
 
-    It is the one with the fewest steps among those at most `give` below the best accuracy of all decoders. A decoder
-    that never gets there is shown by its most accurate point, behind the others.
+    It is the one with the fewest steps among those at most `give` below the best accuracy of all decoders. Those that
+    never reach that accuracy come last, each with its most accurate point.
     """
     bar = max(row["accuracy"] for row in rows) - give
     found = []
@@ -246,7 +246,7 @@ def _most_accurate(row: ResultRow) -> tuple[float, float]:
 def against_default(rows: Sequence[ResultRow], points: Sequence[ResultRow]) -> list[Mapping[str, ResultRow]]:
     """What points of one task gain over the whole frontier of `confidence`: at equal steps and at equal positions.
 
-    As long as a single threshold has been measured there is no frontier, and nothing is said.
+    With only one measured threshold there is no frontier, so nothing is returned.
     """
     base = [row for row in rows if row["spec"] == DEFAULT_BASE]
     return [

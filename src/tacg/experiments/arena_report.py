@@ -1,4 +1,4 @@
-"""The arena in words, tables and a page that sorts and filters. Nothing is measured here: rows say it all."""
+"""The arena in words, tables and a page that sorts and filters. Nothing is measured here: all figures are from rows."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ if TYPE_CHECKING:
 
     from tacg.records.rows import ResultRow
 
-GIVE = 0.02  # what speed may cost: accuracy below the best of all decoders, as a share
+GIVE = 0.02  # accuracy that may be given up for speed: below the best of all decoders, as a fraction
 WORDS = f"""Every registered decoder, each over its main knob, and `{GATE}` over each, on the same problems. `{GATE}`
-alone is over `{DEFAULT_BASE}`. Drawn from rows by `tacg arena`; nothing is typed in. Forwards, positions and auxiliary
-forwards are those of one problem on average: a branch that looks ahead is a forward of its own, and positions are all
-that the model computed. Auxiliary forwards are those of a second, smaller model (`apd`), whose positions are not among
-them. Tokens per second are those of processor time, of one core; they are empty where only wall time was measured."""
-DEFAULTS = """- **Defaults.** Every decoder as it comes, the most accurate first. Δ: to `{careful}` with one token per
-  step, paired by problem."""
-BEST = """- **Which decoder?** The setting to use of each decoder: the fewest steps among those at most {give:g} points
-  below the best accuracy of all decoders. Decoders that do not get there follow, each with its most accurate setting.
-  Settings were picked on the problems that they are shown on, so the top of the table is a little lucky;
-  `tacg recommend` picks on other problems. AUP: the area under accuracy over TPF of the whole curve (d3LLM). This table
-  and those behind it use the first problems only, as many as most settings were run on."""
+alone is over `{DEFAULT_BASE}`. Drawn from rows by `tacg arena`; nothing is typed by hand. Forwards, positions and
+auxiliary forwards are means per problem. A branch that looks ahead counts as a forward of its own. Positions are all
+that the model computed. Auxiliary forwards are those of a second, smaller model (`apd`), whose positions are not
+counted. Tokens per second are per second of processor time on one core; empty where only wall time was measured."""
+DEFAULTS = """- **Defaults.** Every decoder with its default knobs, the most accurate first. Δ: difference to
+  `{careful}` with one token per step, paired by problem."""
+BEST = """- **Which decoder?** The best setting of each decoder: the fewest steps among those at most {give:g} points
+  below the best accuracy of all decoders. Decoders that never reach that follow, each with its most accurate setting.
+  Settings were chosen on the same problems that they are shown on, so the top of the table is slightly optimistic;
+  `tacg recommend` chooses on other problems. AUP: the area under accuracy over TPF of the whole curve (d3LLM). This
+  table and those below use only the first problems, as many as most settings were run on."""
 FRONTIERS = """- **Against every threshold.** What these settings gain over `{base}` at *every* threshold, with straight
   lines between the measured ones: steps saved at equal accuracy and points of accuracy gained at equal steps, then the
   same for computed positions. The last two columns are the fair ones for decoders that look ahead in branches or shadow
-  tokens (`lookum`, `lopa`, `wino`), which need fewer steps and pay in positions, and for those that compute less than
+  tokens (`lookum`, `lopa`, `wino`), which need fewer steps but more positions, and for those that compute less than
   the whole canvas (`streaming`). The table appears once two thresholds of `{base}` have been measured."""
 OVER = """- **TACG over each.** `{gate}+X` with the default of X's main knob against X at every value of that knob. The
-  last column counts the values of the knob at which the accuracy gained is above 0 by its 95 % interval, and those at
-  which it is below."""
+  last column counts the values of the knob at which the 95 % interval of the accuracy gained is above or below 0."""
 POINTS = "- **Every point**, fast ones first: the value of the main knob, accuracy in percent, steps."
 SHOWN = (
     "task", "spec", "name", "knob", "value", "default", "over", "accuracy", "accuracy_ci", "steps", "tpf", "n",
@@ -46,7 +45,7 @@ SHOWN = (
 
 
 def write_arena(points: Sequence[ResultRow], at_defaults: Sequence[ResultRow], report: Path, page: Path) -> None:
-    """Write the report and the page, of `standings` and `defaults`."""
+    """Write the report and the page from `standings` and `defaults`."""
     names = {"give": 100 * GIVE, "careful": CAREFUL, "base": DEFAULT_BASE, "gate": GATE}
     tables = "\n".join(part.format(**names) for part in (DEFAULTS, BEST, FRONTIERS, OVER, POINTS))
     parts = [each.markdown(report) for each in sections(points, at_defaults)]
@@ -55,7 +54,7 @@ def write_arena(points: Sequence[ResultRow], at_defaults: Sequence[ResultRow], r
 
 
 def sections(points: Sequence[ResultRow], at_defaults: Sequence[ResultRow]) -> list[Section]:
-    """One section for each task."""
+    """One section per task."""
     found = []
     for task in tasks_of(points):
         mine, plain = ([row for row in rows if row["task"] == task] for rows in (points, at_defaults))
@@ -77,7 +76,7 @@ def default_table(rows: Sequence[ResultRow]) -> Table:
 
 
 def best_table(rows: Sequence[ResultRow], give: float = GIVE) -> Table:
-    """One line for each decoder of a task at the setting to use, the best decoder first."""
+    """One line per decoder of a task, at its best setting; the best decoder first."""
     return _costs(f"{rows[0]['task']}: which decoder? ({_problems(rows)})", best_points(rows, give), with_change=False)
 
 
@@ -86,7 +85,7 @@ def _problems(rows: Sequence[ResultRow]) -> str:
 
 
 def _costs(title: str, rows: Sequence[ResultRow], *, with_change: bool) -> Table:
-    """Accuracy and what it costs. The column of auxiliary forwards appears if somebody has them."""
+    """Accuracy and what it costs. The column of auxiliary forwards appears only if a decoder has any."""
     second = any(row["auxiliary_forwards"] for row in rows)
     area = all("aup" in row for row in rows)
     lines = [
@@ -162,13 +161,13 @@ def value_of(row: ResultRow) -> str:
 def page_of(rows: Sequence[ResultRow]) -> str:
     """One HTML file with all points in it: a table that sorts, a chart that filters; it loads nothing."""
     shown = [{name: row[name] for name in SHOWN} | _of_one(row) for row in rows]
-    data = json.dumps({"note": provenance(rows), "rows": shown}).replace("<", "\\u003c")  # nothing ends the script
+    data = json.dumps({"note": provenance(rows), "rows": shown}).replace("<", "\\u003c")  # no text closes the tag
     page = resources.files("tacg").joinpath("experiments", "arena.html").read_text(encoding="utf-8")
     style = resources.files("tacg").joinpath("trace", "canvas.css").read_text(encoding="utf-8")
     return page.replace("/*CANVAS.CSS*/", style, 1).replace("/*ROWS*/", data, 1)
 
 
 def _of_one(row: ResultRow) -> dict[str, Any]:
-    """Counts of one problem on average."""
+    """Mean counts per problem."""
     counted = {"forwards": "forwards", "positions": "positions", "auxiliary": "auxiliary_forwards"}
     return {name: row[total] / row["n"] for name, total in counted.items()}

@@ -74,7 +74,7 @@ def _with_base(rows: Sequence[ResultRow]) -> Iterator[ResultRow]:
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """One table per task; differences only where there is a base policy, other columns only where they are known."""
+    """One table per task; differences only if there is a base policy, other columns only if they are known."""
     known, graded = any("aup" in row for row in rows), any("valid" in row for row in rows)
     hidden = {*["AUP"] * (not known), *["tokens %", "valid %"] * (not graded)}
     made = []

@@ -1,6 +1,6 @@
-"""Policies that nobody should use: each does a part of what a gate does, without looking at the trajectory.
+"""Control policies, not meant for use: each does part of what a gate does, without looking at the trajectory.
 
-What a gate gains beyond them, the trajectory adds. They are not registered, so that no table of decoders lists them.
+What a gate gains beyond them is due to the trajectory. They are not registered, so no table of decoders lists them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CarefulStart(Policy):
-    """A threshold that is higher at first: for some steps of a block, or as long as much of the block is masked.
+    """A threshold that is higher at first: for some steps of a block, or while much of the block is masked.
 
-    By steps it is `first` and then `threshold`; by the share still masked it falls evenly from `first` to `threshold`.
+    By steps: `first`, then `threshold`. By the share still masked: it falls linearly from `first` to `threshold`.
     """
 
     name: ClassVar[str] = "careful-start"
@@ -30,7 +30,7 @@ class CarefulStart(Policy):
     threshold: float = knob(0.5, "confidence to commit in the end", low=0, high=1, per_row=True)
     first: float = knob(0.95, "confidence to commit at first", low=0, high=1, per_row=True)
     by: str = knob("steps", "what makes it fall", choices=("steps", "share"))
-    careful: int = knob(2, "steps of a block that are careful, by steps", low=0, per_row=True)
+    careful: int = knob(2, "number of careful steps in a block, by steps", low=0, per_row=True)
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
         """masks: int64 [rows, 1], how many the block began with."""
@@ -48,10 +48,10 @@ class CarefulStart(Policy):
 
 @dataclass(frozen=True)
 class HeldAtRandom(Wrapper):
-    """The History Gate without history: what the base policy would commit is held back by chance, at a given rate.
+    """The History Gate without history: what the base policy would commit is held back at random, at a given rate.
 
-    As under the gate, what reaches `tau_escape` is never held back, and the base policy ranks. Whether a position is
-    held back is a function of the decode's seed, the step and the position.
+    As with the gate, what reaches `tau_escape` is never held back, and the ranks are the base policy's. Whether a
+    position is held back is a function of the decode's seed, the step and the position.
     """
 
     name: ClassVar[str] = "held-at-random"
@@ -61,7 +61,7 @@ class HeldAtRandom(Wrapper):
 
     @property
     def needs(self) -> Needs:
-        """The base policy's, and noise."""
+        """The base policy's signals, and noise."""
         return self.base.needs | Needs("noise")
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
@@ -77,13 +77,13 @@ class HeldAtRandom(Wrapper):
 
 @dataclass(frozen=True)
 class Outspoken(Wrapper):
-    """The base policy, which tells what it would commit: a gate above it hides that."""
+    """The base policy, which records what it would commit: a gate over it hides that."""
 
     name: ClassVar[str] = "outspoken"
 
     @property
     def needs(self) -> Needs:
-        """The base policy's."""
+        """The base policy's signals."""
         return self.base.needs
 
     def start(self, rows: int, width: int, device: torch.device) -> State:

@@ -1,11 +1,11 @@
-"""The paper's Fig. 1: does a signal tell right proposals from wrong ones *beyond* what confidence tells?
+"""The paper's Fig. 1: does a signal separate right proposals from wrong ones *beyond* what confidence does?
 
-Every proposal for a mask in every step is a sample. It matches if it is the token that the reference answer has there,
-or the one that the decode ended with (then the proposals that are committed in that very step are left out: they match
-by definition). Signals of change (support, log ratio, KL) have no meaning at a position's first observation, which is
-left out for them. Proposals of one problem are not independent, so intervals resample whole problems.
+Every proposal for a mask in every step is a sample. It matches if it is the token of the reference answer at that
+position, or the token of the finished decode (then proposals that are committed in the same step are left out, because
+they match by definition). Signals of change (support, log ratio, KL) have no meaning at a position's first observation,
+which is left out for them. Proposals of one problem are not independent, so intervals resample whole problems.
 
-`features` sums up a model on such prompts in a few numbers that need no labels: what `tacg law` explains gains by.
+`features` describes a model on such prompts by a few numbers that need no labels; `tacg law` explains gains by them.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ FIELDS = ("problem", "share", "first", "committed", "confidence", *SIGNALS, *TAR
 # What is measured without labels, and what it means.
 FEATURES = {
     "steps": f"steps per block of `{DEFAULT_BASE}`",
-    "flips": "share of proposals that differ from the one a step before",
+    "flips": "share of proposals that differ from those of the step before",
     "early": "overconfidence while more than two thirds of a block are masked",
-    "fall": "how much less that is once less than a third is",
+    "fall": "how far that falls once less than a third is masked",
     "streak": "AUC of the streak beyond confidence",
     "support": "AUC of support beyond confidence",
 }
-SURE = 0.5  # overconfidence is of proposals that some threshold might commit
+SURE = 0.5  # overconfidence is measured on proposals that some threshold might commit
 ROUNDS = 200
-LEVELS = 200  # of confidence, within which signals are compared
+LEVELS = 200  # levels of confidence within which signals are compared
 
 
 def collect(
     llm: LLM, task: Task, policy: str, sample: Sample, tick: Tick | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Array:  # fmt: skip
-    """Every proposal for a mask: float64 [proposals, FIELDS]. Not for end-of-text padding: it would drown the rest.
+    """Every proposal for a mask: float64 [proposals, FIELDS]. End-of-text padding is left out: it would dominate.
 
     share  of the masks that the block began with, how many are left
     """
@@ -73,7 +73,7 @@ def collect(
     ends, mask_id = spec.eos_ids, spec.mask_id
     expected = [llm.tokenizer.encode(problem.answer) for problem in problems]
     seen: dict[int, list[tuple[float, ...]]] = {}
-    canvas: dict[int, tuple[int, ...]] = {}  # of each row, before the step
+    canvas: dict[int, tuple[int, ...]] = {}  # canvas of each row, before the step
     begun: dict[tuple[int, int], int] = {}  # masks of a row's block at first
     found: list[tuple[float, ...]] = []
     prompts = [problem.asked for problem in problems]
@@ -83,7 +83,7 @@ def collect(
         elif isinstance(event, Step):
             mine = seen.setdefault(event.row, [])
             known, written = {place for place, *_ in mine}, {commit.position for commit in event.committed}
-            # What a policy thinks of its own tokens is no sample.
+            # Proposals at committed positions are not samples.
             masks = [each for each in event.proposals if canvas[event.row][each.position] == mask_id]
             share = len(masks) / begun.setdefault((event.row, event.block), max(len(masks), 1))
             mine.extend(
@@ -112,7 +112,7 @@ def collect(
 
 
 def steps_per_block(llm: LLM, task: Task, sample: Sample, settings: Mapping[str, Any]) -> float:
-    """Of the default base policy on the same problems: where blocks take two steps there is no trajectory."""
+    """Steps per block of the default base policy on the same problems: with two steps there is hardly a trajectory."""
     asked: list[Any] = [problem.asked for problem in task.problems(sample.split, sample.n, sample.seed)]
     mine = settings_of(task, DEFAULT_BASE, takes(DEFAULT_BASE, settings))
     length = resolve(DEFAULT_BASE, mine)[1].block_length
@@ -190,8 +190,8 @@ def column(data: Array, name: str) -> Array:
 
 
 def _usable(data: Array, target: str, signal: str) -> Mask:
-    """The proposals that can say something about a signal and a target."""
-    usable = ~np.isnan(column(data, target))  # nobody knows what is right for prompts of one's own
+    """The proposals on which a signal and a target are defined."""
+    usable = ~np.isnan(column(data, target))  # there are no reference answers for the user's own prompts
     if target == "final":
         usable &= column(data, "committed") == 0
     if signal in OF_CHANGE:
@@ -221,7 +221,7 @@ def bins(data: Array) -> Iterator[ResultRow]:
 
 
 def _rate(data: Array, chosen: Mask, facts: ResultRow) -> Iterator[ResultRow]:
-    """The match rate of the chosen proposals; resamples that hold none of them say nothing."""
+    """The match rate of the chosen proposals; resamples without any of them are skipped."""
     count = int(chosen.sum())
     if not count:
         return
@@ -246,11 +246,11 @@ def _draws(size: int) -> Array:
 
 
 def aucs(data: Array) -> dict[str, dict[str, list[float] | None]]:
-    """How well a signal orders right above wrong among proposals of like confidence: 0.5 is chance.
+    """How well a signal ranks right above wrong among proposals of similar confidence: 0.5 is chance.
 
-    {target: {signal: [value, low, high]}}, None where right and wrong ones never meet. Levels of confidence hold
-    equally many proposals: most are near 0 or 1, and there a level of equal width would leave much of confidence in
-    every signal that goes with it.
+    {target: {signal: [value, low, high]}}, None if no level has both right and wrong ones. Levels of confidence hold
+    equally many proposals. Most are near 0 or 1, where levels of equal width would still contain a wide range of
+    confidence, and every signal that correlates with confidence would look informative.
     """
     problem = column(data, "problem").astype(int)
     drawn = _draws(int(problem.max()) + 1)[: ROUNDS // 4] if len(data) else np.ones((0, 1))
@@ -289,7 +289,7 @@ def tables(
     made = []
     for row in rows:
         made.append(Table(
-            f"{row['task']}: how well a signal orders proposals of like confidence (AUC, 0.5 is chance)",
+            f"{row['task']}: how well a signal ranks proposals of similar confidence (AUC, 0.5 is chance)",
             ("match with", *row["auc"]["final"]),
             tuple((name, *(_interval(score) for score in row["auc"][name].values())) for name in TARGETS),
         ))  # fmt: skip
@@ -317,7 +317,7 @@ def feature_table(rows: Sequence[ResultRow]) -> Table:
 
 
 def _jointly(row: ResultRow, target: str) -> Table:
-    """Match rates by support among proposals of like confidence and like streak."""
+    """Match rates by support among proposals of similar confidence and streak."""
     cells = {
         (each["confidence"], each["streak"], each["bin"]): each for each in row["bins"]
         if (each["target"], each["signal"]) == (target, "support given streak")

@@ -110,7 +110,7 @@ def evaluate(
         results.finish()
         items = tuple(results.items[number] for number in range(len(problems)))
     tokens = sum(items[number].tokens for number in left)
-    model = getattr(llm, "model", None)  # a fleet has none: it works elsewhere, as a GPU does
+    model = getattr(llm, "model", None)  # unknown for a fleet or a GPU, which work outside this process
     on_cpu = model is not None and model.device.type == "cpu"
     facts = {"split": split, "batch_size": batch_size, "settings": settings, "dtype": header["model"]["dtype"]}
     facts |= {"skip": skip} if skip else {}
@@ -129,7 +129,7 @@ def _decode(
         def hand_over(place: int, output: Output) -> None:
             while jobs and jobs[0].done():
                 jobs.popleft().result()  # if grading fails, stop decoding
-            if not output.error:  # a failed row is no result: `generate` raises after the others are done
+            if not output.error:  # a failed row has no result: `generate` raises after the others are done
                 jobs.append(pool.submit(keep, place, output))
 
         llm.generate(prompts, policy, batch_size=batch_size, on_output=hand_over, **settings)
@@ -188,7 +188,7 @@ def settings_of(task: Task, policy: str | Policy, settings: Mapping[str, Any]) -
 
 
 def pace_of(tokens: int, seconds: float, worked: float) -> dict[str, float]:
-    """The speed of what was decoded now; a resumed run decoded the rest before.
+    """The speed of what this run decoded; items of an interrupted run are not counted.
 
     worked  seconds of processor time of all threads, if known: it hardly depends on what else is running
     """

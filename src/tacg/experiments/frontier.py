@@ -52,7 +52,7 @@ def mean_gain(
 ) -> ResultRow:
     """What a curve saves and gains over a frontier: the mean over its points, each as `against_frontier` says.
 
-    Points that another one of the curve beats, faster and at least as accurate, do not count: nobody would use them.
+    Points that another point of the curve beats, faster and at least as accurate, do not count.
     """
     rows = [*points, *base]
     right = np.array([[mark == "1" for mark in each["correct"]] for each in rows], dtype=np.float64)

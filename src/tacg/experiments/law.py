@@ -1,7 +1,7 @@
 """When does the trajectory help? What TACG gains over the whole frontier of its base, cell by cell: models x tasks.
 
-Decoding makes rows (`measure`); a cell is made of rows alone (`cells_of`). Beside the gains it holds those of controls,
-which do a part of what the gate does without a trajectory, and features of the model that need no labels.
+Decoding makes rows (`measure`); cells are computed from rows (`cells_of`). A cell has the gains of the gates, those of
+controls, which do part of what the gate does without a trajectory, and features of the model that need no labels.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
 HISTORY = "HG only"  # as `PARTS` calls it
 FRONTIER, BY_STEPS, BY_SHARE, RANDOM = "frontier", "careful for two steps", "careful by share masked", "held at random"
 STARTS = (BY_STEPS, BY_SHARE)
-# Where gates are tried: where the History Gate has something to hold back, below `tau_escape`.
+# Thresholds at which gates are tried: below `tau_escape`, where the History Gate can hold something back.
 TRIED: dict[str, tuple[float, ...]] = {DEFAULT_BASE: (0.5, 0.7, 0.9), "eb": (1.0, 0.3, 0.1)}
 BASES = tuple(TRIED)
 LOWS = (0.3, 0.5, 0.7)  # thresholds that a careful start ends with
-PROBED = 100  # problems at most of which every proposal is looked at
-CAREFUL = "schedule"  # one token per step: whose proposals are looked at
+PROBED = 100  # maximum number of problems for which every proposal is recorded
+CAREFUL = "schedule"  # one token per step: the decoder whose proposals are recorded
 RATE = {"held": COUNT, "of": COUNT, "rate": Number(0, 1), "threshold": Number(0, 1)}
 
 
 def tasks_for(model: str) -> list[Task]:
-    """What a model is asked unless told otherwise: a judge its own texts with holes, any other what pocket can."""
+    """A model's tasks by default: a judge fills holes in texts of its own kind, others get the tasks of pocket."""
     judge = JUDGES.get(model)
     names = task_names() if judge is None else [name for name in judged_names() if name.startswith(judge.task or "-")]
     return [get_task(name) for name in names]
 
 
 def plan(task: Task, quick: bool = False) -> list[Cell]:
-    """What is decoded in a cell, but for what is held back at random: that must know the rate first."""
+    """What is decoded in a cell, without the random control, whose rate is not known yet."""
     found = []
     for base in BASES:
         knob, values = _values(base, quick)
@@ -88,7 +88,7 @@ def _cell(task: Task, policy: Any, settings: Mapping[str, Any], method: str, bas
 def measure(
     llm: LLM, task: Task, sample: Sample, ledger: Ledger, tick: Tick | None = None, quick: bool = False
 ) -> None:
-    """All rows of one cell; what was done before is not done again."""
+    """All rows of one cell; existing rows are not decoded again."""
     probed = replace(sample, n=min(sample.n, PROBED))
     run(llm, plan(task, quick), sample, ledger, tick)
     by_chance = []
@@ -130,16 +130,16 @@ def held_back(llm: LLM, task: Task, sample: Sample, threshold: float, ledger: Le
     return ledger.add(key, facts | {"held": held, "of": of, "rate": held / of if of else 0.0})
 
 
-# --- what rows say ---------------------------------------------------------------------------------------------------
+# --- from rows to results---------------------------------------------------------------------------------------------
 
 
 def cells_of(rows: Iterable[ResultRow]) -> tuple[list[ResultRow], int]:
-    """One record for each model, task and split of which all is there, and how many are under way.
+    """One record per complete model, task and split, and how many are incomplete.
 
     gains     of every method over the frontier of its base, averaged over its points, and over that frontier together
               with a control's points (`against`)
-    features  without labels; `reference`: the same held against reference answers
-    rates     of holding back, by threshold
+    features  without labels; `reference`: the same compared with reference answers
+    rates     at which the gate holds proposals back, by threshold
     """
     groups: dict[tuple[Any, ...], list[ResultRow]] = defaultdict(list)
     for row in rows:
@@ -150,7 +150,7 @@ def cells_of(rows: Iterable[ResultRow]) -> tuple[list[ResultRow], int]:
 
 
 def methods() -> dict[str, dict[str, Any]]:
-    """What each policy is in a law, by its label."""
+    """The role of each policy in a law, by its label."""
     cells = plan(get_task(task_names()[0]))
     return {resolve(cell.policy, dict(cell.settings))[0].label: dict(cell.tags) for cell in cells}
 

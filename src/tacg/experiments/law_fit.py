@@ -1,5 +1,5 @@
-"""The law: a rule of one or two features that says what a gate gains, how it does on cells that it has not seen, and
-what it expects of a model. All of it is small enough for a JSON file, which ships (law.json)."""
+"""The law: a rule of one or two features that predicts what a gate gains, how well it does on held-out cells, and what
+it predicts for a model. It fits into a small JSON file, which is part of the package (law.json)."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-ENOUGH = 12  # cells: with fewer, a rule of two features would fit anything
-ANSWERED = 0.05  # accuracy that some threshold must reach: where nothing is right, nothing can be gained
+ENOUGH = 12  # minimum number of cells: with fewer, a rule of two features would fit anything
+ANSWERED = 0.05  # accuracy that some threshold must reach: if nothing is right, nothing can be gained
 GOALS = ("gained", "saved")  # the first one chooses the features
 FIT = {
     "features": [str], "centre": [Number()], "scale": [Number()], "weights": [Number()], "bias": Number(),
     "spread": Number(0), "low": [Number()], "high": [Number()],
 }  # fmt: skip
-# What a law must be like for a verdict to be made of it.
+# The shape of a law.
 SHAPE = {
     "cells": COUNT, "needed": COUNT,
     "rules": [{"method": str, "base": str, "policy": str, "settings": dict, "held_out": dict, "gained": FIT,
@@ -47,7 +47,7 @@ SHAPE = {
 
 
 def law_of(cells: Sequence[ResultRow]) -> dict[str, Any]:
-    """Correlations, rules and how they did on cells held out; without rules if there are too few cells."""
+    """Correlations, rules and how they did on held-out cells; no rules if there are too few cells."""
     usable = [cell for cell in cells if cell["accuracy"] >= ANSWERED]
     names = [name for name in FEATURES if all(cell["features"][name] is not None for cell in usable)]
     gates = [(method, base) for base in BASES for method in PARTS]
@@ -74,7 +74,7 @@ def _correlations(cells: Sequence[ResultRow], names: Sequence[str], method: str,
 
 
 def _rule(cells: Sequence[ResultRow], names: Sequence[str], method: str, base: str) -> dict[str, Any]:
-    """The gate with its knobs, the fit of each goal, and its signs on cells that a fit had not seen."""
+    """The gate with its knobs, the fit for each goal, and how often its sign was right on held-out cells."""
     gains = {goal: np.array([gain_of(cell, method, base)[goal] for cell in cells]) for goal in GOALS}
     chosen = choose_features(cells, names, gains[GOALS[0]])
     halves = [place % 2 for place in range(len(cells))]
@@ -109,7 +109,7 @@ def _design(cells: Sequence[ResultRow], features: Sequence[str]) -> Array:
 
 
 def fit(cells: Sequence[ResultRow], features: Sequence[str], gains: Array) -> dict[str, Any]:
-    """Least squares on standardised features. `spread` and `explained` are of each cell under a fit to the others."""
+    """Least squares, standardised features. `spread` and `explained` are leave-one-out figures."""
     values = _design(cells, features)
     centre, scale = values.mean(axis=0), values.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
@@ -128,14 +128,14 @@ def fit(cells: Sequence[ResultRow], features: Sequence[str], gains: Array) -> di
 
 
 def choose_features(cells: Sequence[ResultRow], names: Sequence[str], gains: Array) -> list[str]:
-    """The one or two features whose rule misses cells least that it was not fitted to."""
+    """The one or two features whose rule has the smallest leave-one-out error."""
     known: list[tuple[str, ...]] = [subset for size in (1, 2) for subset in itertools.combinations(names, size)]
     best = min(known, key=lambda subset: fit(cells, subset, gains)["spread"])
     return list(best)
 
 
 def held_out_guesses(cells: Sequence[ResultRow], names: Sequence[str], gains: Array, folds: Sequence[Any]) -> Array:
-    """What a rule that was chosen and fitted on all other folds says of each cell."""
+    """The prediction for each cell of a rule that was chosen and fitted on all other folds."""
     fold = np.array(folds)
     guesses = np.zeros(len(cells))
     for name in dict.fromkeys(folds):
@@ -148,7 +148,7 @@ def held_out_guesses(cells: Sequence[ResultRow], names: Sequence[str], gains: Ar
 
 
 def predict(rule: Mapping[str, Any], features: Mapping[str, float | None]) -> float:
-    """The gain that a rule expects; a feature that could not be measured counts as an ordinary one."""
+    """The gain that a rule predicts; a feature that could not be measured is replaced by its mean."""
     found = float(rule["bias"])
     for name, centre, scale, weight in zip(
         rule["features"], rule["centre"], rule["scale"], rule["weights"], strict=True
@@ -167,7 +167,7 @@ def read_law(path: Path | None = None) -> dict[str, Any]:
     hint = "make one with `tacg law`"
     law: dict[str, Any] = read_json(file, "law", hint)
     if wrong := misfit(law, SHAPE):
-        raise TacgError(f"{file} is no law: {wrong}; {hint}.")
+        raise TacgError(f"{file} is not a law: {wrong}; {hint}.")
     return law
 
 
@@ -177,7 +177,7 @@ def write_law(law: Mapping[str, Any], path: Path) -> Path:
 
 
 def verdict(features: Mapping[str, float | None], law: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each base, the gate of which the law expects most: gains with 95 % intervals, knobs, and how sure that is."""
+    """For each base, the gate with the largest predicted gain: gains with 95 % intervals, knobs, and past accuracy."""
     found = []
     for base in dict.fromkeys(rule["base"] for rule in law["rules"]):
         rules = [rule for rule in law["rules"] if rule["base"] == base]
@@ -214,10 +214,10 @@ def _sentence(each: Mapping[str, Any]) -> str:
     low, high = each["gained_ci"]
     head = "should help" if low > 0 else "should cost" if high < 0 else "may help" if each["gained"] > 0 else "may cost"
     knobs = " ".join(f"{name}={value}" for name, value in each["settings"].items())
-    said = f"Over {each['base']}, {each['method']} {head}: expected are {_percent(each, 'gained')} points of accuracy "
+    said = f"Over {each['base']}, {each['method']} {head}: expect {_percent(each, 'gained')} points of accuracy "
     said += f"at equal steps, and {_percent(each, 'saved')} % of the steps saved at equal accuracy. "
     said += f"Knobs: {each['policy']} with {knobs}."
-    for name, of in (("halves", "of cells held out"), ("models", "of cells of models held out")):
+    for name, of in (("halves", "of cells held out"), ("models", "held-out cells")):
         if name in each["held_out"]:
             one = each["held_out"][name]
             said += f" Its sign was right on {one['right']} of {one['of']} {of}"

@@ -1,4 +1,4 @@
-"""The law in words, tables and one picture. Nothing is measured here, and no figure is typed: cells say it all."""
+"""The law in words, tables and one plot. Nothing is measured here: all figures are computed from cells."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from tacg.records.rows import ResultRow
 
 WHOLE = "TACG"  # as `PARTS` calls it
-FEW = 4  # cells: resampling fewer says nothing
+FEW = 4  # minimum number of cells for a bootstrap
 WORDS = f"""When does the trajectory help? A cell is a model on a task. In each, TACG (the paper's knobs), its History
-Gate alone and temporal support alone (TILG) are held against the whole frontier of their base: `{DEFAULT_BASE}` at
+Gate alone and temporal support alone (TILG) are compared with the whole frontier of their base: `{DEFAULT_BASE}` at
 every threshold, `{BASES[1]}` at every bound, with straight lines between the measured ones. A gain is the mean over the
 values of the main knob at which a gate was tried, without those that another one beats: accuracy at equal steps, in
 points, and steps at equal accuracy, in percent. Intervals of a cell resample problems, those of a mean over cells
-resample cells. Drawn from rows by `tacg law`; nothing is typed in."""
-CONTROLS = f"""Controls do a part of what a gate does, without a trajectory: a high threshold for the first two steps of
-a block; a threshold that falls with the share still masked; and what `{DEFAULT_BASE}` would commit held back at random,
-at the rate at which the History Gate did so in that cell. "Against careful starts" is against the frontier of
-`{DEFAULT_BASE}` and all points of both careful starts together, "against held at random" likewise. A frontier of more
-points is a little luckier."""
+resample cells. Drawn from rows by `tacg law`; nothing is typed by hand."""
+CONTROLS = f"""Controls do part of what a gate does, without a trajectory. There are three: a high threshold for the
+first two steps of a block; a threshold that falls with the share still masked; and `{DEFAULT_BASE}` with commits held
+back at random, at the rate at which the History Gate held them back in that cell. "Against careful starts" compares
+with the frontier of `{DEFAULT_BASE}` and all points of both careful starts together, "against held at random" likewise.
+A frontier with more points is slightly optimistic."""
 
 
 def write_report(
     cells: Sequence[ResultRow], law: Mapping[str, Any], report: Path, picture: Path, waiting: int = 0
 ) -> None:
-    """Write the report and its picture, if it can be drawn. `waiting`: cells under way, which are not shown."""
+    """Write the report and its plot, if matplotlib is installed. `waiting`: incomplete cells, which are not shown."""
     pictures = []
     if points := pictured(cells, law):
-        with contextlib.suppress(TacgError):  # without matplotlib the tables are there all the same
+        with contextlib.suppress(TacgError):  # without matplotlib there are still the tables
             pictures.append(draw_law(points, picture))
-    words = WORDS + (f" Cells under way, not shown: {waiting}." if waiting else "")
+    words = WORDS + (f" Incomplete cells, not shown: {waiting}." if waiting else "")
     parts = [part.markdown(report) for part in sections(cells, law, pictures)]
     write_file(report, "\n".join([f"# The law\n\n{words}\n", *parts]))
 
@@ -69,7 +69,7 @@ def sections(cells: Sequence[ResultRow], law: Mapping[str, Any], pictures: Seque
 
 
 def mean_over(cells: Sequence[ResultRow], goal: str, *which: str) -> tuple[float, float, float]:
-    """The mean of a gain over cells with its 95 % interval, which a handful of cells does not have (NaN)."""
+    """The mean of a gain over cells with its 95 % interval (NaN if there are too few cells)."""
     values = np.array([gain_of(cell, *which)[goal] for cell in cells])
     if len(values) < FEW:
         return float(values.mean()), math.nan, math.nan
@@ -79,7 +79,7 @@ def mean_over(cells: Sequence[ResultRow], goal: str, *which: str) -> tuple[float
 
 
 def adds(cells: Sequence[ResultRow]) -> str:
-    """One paragraph: what gates gain, what careful starts gain by themselves, and what is left beyond them."""
+    """One paragraph: what gates gain, what careful starts alone gain, and what gates gain beyond those."""
     if not cells:
         return "No cell is finished yet."
     few = f"There are too few cells, {len(cells)} of {ENOUGH}, to say what holds in general. " * (len(cells) < ENOUGH)
@@ -124,13 +124,13 @@ def _plural(count: int, word: str) -> str:
 
 
 def said(law: Mapping[str, Any]) -> str:
-    """The rule of each gate and how it did on cells that it had not seen; or that there are too few cells."""
+    """The rule of each gate and how it did on held-out cells; or that there are too few cells."""
     count, needed = law["cells"], law["needed"]
-    left = f" {law['unanswered']} more, in which hardly anything was right, do not count." if law["unanswered"] else ""
+    left = f" {law['unanswered']} more do not count, because hardly any answer was right." if law["unanswered"] else ""
     if not law["rules"]:
         return f"There is no law yet: it takes {needed} cells, and {count} {'is' if count == 1 else 'are'} there.{left}"
     lines = [
-        f"A rule of one or two features for each gate, chosen and fitted by how well it foretells the gain of {count} "
+        f"A rule of one or two features for each gate, chosen and fitted by how well it predicts the gain of {count} "
         f"cells. Its sign is tested on cells that neither the choice nor the fit had seen.{left}\n"
     ]
     for rule in law["rules"]:
@@ -149,11 +149,11 @@ def said(law: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-# --- tables and picture ----------------------------------------------------------------------------------------------
+# --- tables and plot ----------------------------------------------------------------------------------------------
 
 
 def gain_table(cells: Sequence[ResultRow], goal: str, brief: bool = False) -> Table:
-    """One line per cell, one column per method; the most important ones only if it must be brief."""
+    """One line per cell, one column per method; `brief`: only the most important methods."""
     columns: dict[str, tuple[str, ...]] = {part: (part,) for part in PARTS}
     columns |= {f"{WHOLE} against careful starts": (WHOLE, DEFAULT_BASE, "careful starts")}
     columns |= {f"{HISTORY} against {RANDOM}": (HISTORY, DEFAULT_BASE, RANDOM)}
@@ -168,7 +168,7 @@ def gain_table(cells: Sequence[ResultRow], goal: str, brief: bool = False) -> Ta
 
 
 def feature_tables(cells: Sequence[ResultRow]) -> list[Table]:
-    """What was measured without labels, and beside it overconfidence and AUC held against reference answers."""
+    """The features without labels, then overconfidence and AUC against reference answers."""
     made = []
     for kind, title in (("features", "without labels"), ("reference", "against the reference answers")):
         lines = [
@@ -201,7 +201,7 @@ def _rho(each: Mapping[str, Any]) -> str:
 
 
 def pictured(cells: Sequence[ResultRow], law: Mapping[str, Any]) -> list[ResultRow]:
-    """The cells of TACG over the default base, against the feature that goes with the gain most."""
+    """The cells of TACG over the default base, against the feature that correlates most with the gain."""
     mine = [each for each in law["correlations"] if (each["method"], each["base"]) == (WHOLE, DEFAULT_BASE)]
     feature = max(mine, key=lambda each: abs(each["rho"]))["feature"] if mine else "steps"
     rule = next((each for each in law["rules"] if (each["method"], each["base"]) == (WHOLE, DEFAULT_BASE)), None)

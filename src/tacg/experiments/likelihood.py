@@ -27,7 +27,7 @@ def monte_carlo(llm: LLM, context: list[int], answer: list[int], samples: int = 
     """The estimate, in nats. It is deterministic for a given context and answer."""
     spec = llm.model.spec
     if spec.causal_block is not None:
-        raise TacgError(f"The estimate is for models that see the whole text; {spec.name!r} sees by blocks.")
+        raise TacgError(f"The estimate is for models that see the whole text; {spec.name!r} is block-causal.")
     if not answer:
         raise TacgError("The answer is empty; a log-likelihood needs at least one token.")
     if len(context) + len(answer) > spec.max_length:

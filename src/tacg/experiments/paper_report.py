@@ -20,31 +20,31 @@ if TYPE_CHECKING:
     from tacg.records.rows import ResultRow
 
 WORTHWHILE = 0.08  # share of saved steps that a user would notice
-INTRODUCTION = """Every figure and table here is drawn from rows by `tacg report`; nothing is typed in. Knobs were tuned
-on the dev split. These are results of one model that we trained ourselves; `tacg law` asks the same of models that
-others trained, and why ([how](judges.md#the-law))."""
+INTRODUCTION = """Every figure and table here is drawn from rows by `tacg report`; nothing is typed by hand. Knobs were
+tuned on the dev split. These are results of one model that we trained ourselves; `tacg law` measures the same on models
+that others trained, and asks why ([how](judges.md#the-law))."""
 COMPARISON = """Each gated policy was tuned on the dev split, three times: to lose nothing of the best dev accuracy, at
-most two points, at most five. It is held against the frontier of its base policy on the same test problems: the
+most two points, at most five. It is compared with the frontier of its base policy on the same test problems: the
 measured thresholds (where a gated point is slower than all of them, higher ones too), those that the gate itself was
 tuned to (for KLASS also its own tuned knobs), and straight lines between them. The frontier is picked on the test
 problems themselves, the gated points are not, which favours the baseline. Intervals resample problems."""
 PARTS = """With the default knobs (tuned ones often switch a part off). HG only: no promotions. TILG only: no
-persistence. Seconds are wall time, and other processes may have had their share of the cores."""
+persistence. Seconds are wall time, and other processes may have used the cores, too."""
 OTHERS = """TACG over confidence with the default knobs and one thing changed: where the authors' code departs from the
 paper, and variants of our own (docs/concepts.md). Δ to the paper's gate, paired by problem."""
-SIGNALS = """Every proposal of every step while one token per step is committed. AUC: among proposals of like
-confidence, how often a right one has the higher value than a wrong one. Match is with the token of
+SIGNALS = """Every proposal of every step while one token per step is committed. AUC: among proposals of similar
+confidence, how often a right one has a higher value than a wrong one. Match is with the token of
 the reference answer, which on tasks with free wording counts another good wording as wrong."""
 MAPS = """Support weight against floor (the paper's Fig. 3), gate length against EMA decay (Fig. 4); dev split."""
 LONGER = """The tuned knobs of the usual length, for answers of that length and of twice it (the paper's Table 4);
 both policies tuned on the dev split."""
 LABELS = """Knobs found by accuracy on the dev split, and by agreement with what one token per step writes on the same
-prompts (half for words in common, half for the very same text), without looking at any answer. Both may lose five
-points of the best, but of different measures. Δ to confidence with its default threshold."""
+prompts (half for words in common, half for identical text), without any reference answer. Both may give up five points
+of the best value, but of different measures. Δ to confidence with its default threshold."""
 
 
 def write_report(study: Study, path: Path) -> Path:
-    """Run what is missing and write the report, as Markdown and as HTML; pictures are stored beside the rows."""
+    """Run what is missing and write the report, as Markdown and as HTML; plots are stored next to the rows."""
     sections = [section(study) for section in (comparison, parts, variants, signals, maps, longer, labels)]
     words = f"{INTRODUCTION}\n\n{abstract(study.compared, study.diagnosed)}"
     text = "\n".join([f"# Results\n\n{words}\n", *(section.markdown(path) for section in sections)])
@@ -113,7 +113,7 @@ def labels(study: Study) -> Section:
     return Section("Tuning without labels", LABELS, [_paired_table(rows, UNTUNED)], (), provenance(rows))
 
 
-# --- what rows say ---------------------------------------------------------------------------------------------------
+# --- from rows to results---------------------------------------------------------------------------------------------
 
 
 def judgement(row: ResultRow) -> str:
@@ -135,15 +135,15 @@ def abstract(compared: Sequence[ResultRow], diagnosed: Sequence[ResultRow]) -> s
             f"- {policy} against the whole frontier of {base}, {len(points)} tuned points (n = {points[0]['n']} each): "
             + "; ".join(f"{word} at {len(rows)}" + f" ({where[word]})" * bool(rows) for word, rows in said.items())
             + f"; no clear difference at the others. At least {100 * WORTHWHILE:.0f} % fewer steps at equal accuracy: "
-            f"{', '.join(saved) or 'nowhere'}. The intervals are of one point each: of many, some miss by chance."
+            f"{', '.join(saved) or 'nowhere'}. Each interval is for one point: among many, some miss by chance."
         )
     values = ", ".join(
         f"{name} " + "/".join(f"{(row['auc']['reference'][name] or [math.nan])[0]:.2f}" for row in diagnosed)
         for name in diagnosed[0]["auc"]["reference"]
     )  # fmt: skip
     lines.append(
-        "- What a signal knows beyond confidence (AUC among proposals of like confidence, match with the reference "
-        "answer; 0.5 is nothing, below 0.5 a warning; confidence itself shows what is left of it; "
+        "- What a signal knows beyond confidence (AUC among proposals of similar confidence, match with the reference "
+        "answer; 0.5 is nothing, below 0.5 a warning; the value for confidence itself shows how similar they are; "
         f"{'/'.join(row['task'] for row in diagnosed)}): {values}."
     )
     return "\n".join(lines)

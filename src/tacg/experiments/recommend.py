@@ -1,9 +1,9 @@
 """Which decoder, with which knobs, for this model and these problems? Many candidates on few problems, few on many.
 
-What is sought has the fewest steps among those whose quality is at most `give` below the best. Quality is accuracy, or
-without labels agreement with one token per step. Successive halving: after each round the candidates that are most
-likely as good as what is sought go on to more problems, and every round gets the same time. All see the same problems,
-and the winner is shown on others.
+The goal is the candidate with the fewest steps among those whose quality is at most `give` below the best. Quality is
+accuracy, or without labels agreement with one token per step. Successive halving: after each round, the candidates that
+most likely meet the goal go on to more problems, and every round gets the same time. All candidates get the same
+problems, and the winner is then measured on others.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 
-# Tried unless others are named: there is no time to tell forty decoders apart, each with six values of its main knob.
+# Tried by default: there is no time to compare forty decoders, each with six values of its main knob.
 # Picked by hand from early rows and small trials on pocket; `schedule` shows how good answers can be.
 SHORT_LIST = ("confidence", "tacg", "eb", "d3llm", "lopa", "frechet", "hierarchy", "credit", "apd", "schedule")
-FIRST, GROWTH = 16, 2  # problems of the first round; each round keeps one in so many
-NEAR = 0.1  # more steps than what is sought has, as a share, that make no difference
-FAR = 0.25  # quality below the best, as a share, that a faster value of the same decoder will not make up
+FIRST, GROWTH = 16, 2  # problems of the first round; each round keeps one candidate in this many
+NEAR = 0.1  # extra steps that make no difference, as a fraction
+FAR = 0.25  # if a value is this far below the best, faster values of the same decoder are not tried
 FINALISTS = 3
 OPENING = 0.5  # share of the budget for the first round, which tries everything
-UNSEEN = 0.12  # share of the budget for problems that nothing was chosen on
-MOST = 1000  # problems to choose on, and to show the winner on
+UNSEEN = 0.12  # share of the budget for problems that were not used for choosing
+MOST = 1000  # problems for choosing, and for the final figures
 
 
 @dataclass
 class Candidate:
-    """A decoder with its knobs, and what it has done so far: quality and steps, problem by problem.
+    """A decoder with its knobs, and its results so far: quality and steps, problem by problem.
 
-    place  of its value on the decoder's frontier, from fast to careful
+    place  index of its value on the decoder's frontier, from fast to careful
     """
 
     spec: str
@@ -79,15 +79,15 @@ class Candidate:
 
 
 class Problems(Protocol):
-    """What candidates are tried on. `most`: problems to choose on. `unseen`: on others, which nobody has chosen on."""
+    """The problems. `most`: how many there are for choosing. `unseen`: problems that were not used for choosing."""
 
     @property
     def most(self) -> int:
-        """How many there are to choose on."""
+        """How many problems there are for choosing."""
         ...
 
     def attempt(self, candidate: Candidate, n: int, skip: int) -> ResultRow:
-        """Decode `n` problems behind the first `skip`: a row with item_quality, item_steps and seconds."""
+        """Decode `n` problems after the first `skip`: a row with item_quality, item_steps and seconds."""
         ...
 
     def unseen(self, candidate: Candidate, n: int, seen: int) -> ResultRow:
@@ -96,7 +96,7 @@ class Problems(Protocol):
 
 
 def split_to_choose_on(task: Task) -> str:
-    """The dev split; of a set that has none, the test split."""
+    """The dev split; for a benchmark without one, the test split."""
     try:
         next(task.problems("dev", 1))
     except TacgError:
@@ -106,7 +106,7 @@ def split_to_choose_on(task: Task) -> str:
 
 @dataclass(frozen=True)
 class Graded:
-    """Problems of a task: chosen on the dev split, shown on the test split. A set without one is shared out."""
+    """Problems of a task: the dev split for choosing, the test split for the final figures."""
 
     llm: LLM
     task: Task
@@ -117,14 +117,14 @@ class Graded:
 
     @functools.cached_property
     def size(self) -> int | None:
-        """Problems of a set that has a test split only."""
+        """Problems of a benchmark that has only a test split, which is divided."""
         if split_to_choose_on(self.task) == "dev":
             return None
         return sum(1 for _ in self.task.problems("test"))
 
     @property
     def most(self) -> int:
-        """Two thirds of a set."""
+        """Two thirds of the problems."""
         return MOST if self.size is None else 2 * self.size // 3
 
     def attempt(self, candidate: Candidate, n: int, skip: int) -> ResultRow:
@@ -132,7 +132,7 @@ class Graded:
         return self._row(candidate, Sample(n, self.seed, split_to_choose_on(self.task), self.batch_size, skip))
 
     def unseen(self, candidate: Candidate, n: int, seen: int) -> ResultRow:
-        """Of the test split, or what is left of the set."""
+        """Problems of the test split, or the remaining third."""
         if self.size is None:
             return self._row(candidate, Sample(n, self.seed, "test", self.batch_size))
         return self._row(candidate, Sample(min(n, self.size - seen - 1), self.seed, "test", self.batch_size, seen))
@@ -166,17 +166,17 @@ class Agreeing:
         return judge({}, candidate.name)
 
     def unseen(self, candidate: Candidate, n: int, seen: int) -> ResultRow:
-        """Of those behind the ones to choose on; of a single prompt, that one."""
+        """Prompts that were not used for choosing; a single prompt is used for both."""
         return self.attempt(candidate, n, self.most if len(self.prompts) > self.most else 0)
 
 
 def candidates_of(specs: Sequence[str], lengths: Mapping[str, Any], fixed: Mapping[str, Any]) -> list[Candidate]:
     """Every decoder at its defaults, then all at the next value of their main knob, and so on.
 
-    All values: where answers are easily spoiled, the best decoders are those at the careful end.
+    All values are candidates: where one wrong token spoils an answer, the best ones are at the careful end.
 
     lengths  of the problems' answers; a value that these do not allow is left out
-    fixed    settings of all decoders that have them; a main knob that is fixed does not move
+    fixed    settings of all decoders that have them; a main knob that is fixed is not varied
     """
     ladders = []
     for spec in specs:
@@ -205,11 +205,11 @@ def _allowed(spec: str, settings: Mapping[str, Any]) -> bool:
 
 @dataclass
 class Race:
-    """Successive halving under a budget of seconds. Nobody who was not tried is said to have lost.
+    """Successive halving under a budget of seconds. Candidates that were not tried are listed as such.
 
-    finalists  those that saw all `seen` problems
+    finalists  those that were run on all `seen` problems
     untried    those that the budget had no time for
-    hopeless   those that were not tried because a more careful value of the same decoder was far off
+    hopeless   those that were not tried because a more careful value of the same decoder was far below the best
     refused    why decoders cannot run on this model, by name
     jobs       candidates that are tried at the same time; `problems` must allow that
     """
@@ -260,7 +260,7 @@ class Race:
             return list(pool.map(act, candidates))
 
     def _is_hopeless(self, candidate: Candidate) -> bool:
-        """Whether the same decoder was far below the best at a more careful value, where it is better if anything."""
+        """Whether a more careful value of the same decoder, which should be no worse, was far below the best."""
         tried = list(self.finalists)  # others may be added meanwhile
         best = max((each.means[0] for each in tried), default=0.0)
         careful = (each for each in tried if each.spec == candidate.spec and each.place > candidate.place)
@@ -280,13 +280,13 @@ class Race:
         return True
 
     def ranked(self) -> list[Candidate]:
-        """Those that are still in, the likeliest first."""
+        """The remaining candidates, the most likely first."""
         chance = chances(self.finalists, self.give)
         order = sorted(range(len(chance)), key=lambda place: (-chance[place], self.finalists[place].means[1]))
         return [self.finalists[place] for place in order]
 
     def _next(self, end: float) -> int:
-        """Keep the likeliest; how many more problems they see in this round's share of what time is left. 0: none."""
+        """Keep the most likely; returns how many more problems fit into this round's share of the time left."""
         keep = self.ranked()[: max(-(-len(self.finalists) // GROWTH), FINALISTS)]
         rounds = 1 + math.ceil(max(0.0, math.log(len(keep) / FINALISTS, GROWTH)))
         time_for = self.jobs * (end - self.clock()) / rounds / max(sum(each.pace for each in keep), 1e-9)
@@ -299,12 +299,11 @@ class Race:
 
 
 def chances(candidates: Sequence[Candidate], give: float, rounds: int = 2000) -> NDArray[np.float64]:
-    """How likely each is as good as what is sought: at most `give` worse, with at most a share `NEAR` more steps.
+    """How likely each candidate meets the goal: at most `give` worse, with at most a fraction `NEAR` more steps.
 
-    All have seen the same problems. A Bayesian bootstrap: problems get random weights, the same for all, so that only
-    problems on which candidates differ speak for one of them. (Noise of each candidate's own would make the best of
-    many look better than any is.) Being close is what counts: of neighbours on a frontier none would ever be likely the
-    best.
+    All were run on the same problems. A Bayesian bootstrap: problems get random weights, the same for all candidates,
+    so only problems on which they differ count. (Independent noise would make the best of many look too good.) Being
+    close is enough, because among neighbours on a frontier none is ever likely to be the single best.
     """
     quality = np.array([each.quality for each in candidates])
     steps = np.array([each.steps for each in candidates], dtype=np.float64)
@@ -320,9 +319,9 @@ def chances(candidates: Sequence[Candidate], give: float, rounds: int = 2000) ->
 
 
 def shown(race: Race, chosen: Candidate, fixed: Mapping[str, Any]) -> list[ResultRow]:
-    """Rows of the one to use, and of `confidence` as it is, on problems that nothing was chosen on.
+    """Rows of the winner, and of `confidence` at its defaults, on problems that were not used for choosing.
 
-    As many as a last share of the budget has time for.
+    As many problems as the last share of the budget allows.
     """
     at_once = min(race.jobs, 2) / 2
     n = max(FIRST, min(MOST, int(race.budget * UNSEEN * at_once / max(chosen.pace, 1e-9))))
@@ -332,19 +331,19 @@ def shown(race: Race, chosen: Candidate, fixed: Mapping[str, Any]) -> list[Resul
 
 
 def unseen_table(rows: Sequence[ResultRow]) -> Table:
-    """What was chosen beside what it is compared with, paired by problem."""
+    """The winner next to `confidence`, paired by problem."""
     lines = []
     for row in rows:
         low, high = paired_bootstrap(row["item_quality"], rows[-1]["item_quality"])
         difference = 100 * (row["quality"] - rows[-1]["quality"])
         change = "" if row is rows[-1] else estimate(difference, 100 * low, 100 * high)
         lines.append((row["name"], f"{100 * row['quality']:.1f}", change, f"{row['steps']:.1f}"))
-    title = f"on {len(rows[0]['item_quality'])} problems that nothing was chosen on"
+    title = f"on {len(rows[0]['item_quality'])} problems that were not used for choosing"
     return Table(title, ("decoder", "quality %", "Δ quality", "steps"), tuple(lines))
 
 
 def evidence(race: Race, title: str) -> Table:
-    """The finalists on the problems that were chosen on, the one to use first."""
+    """The finalists on the problems that were used for choosing, the winner first."""
     ranked = race.ranked()
     lines = []
     for each, share in zip(ranked, chances(ranked, race.give), strict=True):

@@ -1,4 +1,4 @@
-"""The paper's tables and figures: their runs (`paper.toml`), the published numbers, and ours beside them.
+"""The paper's tables and figures: their runs (`paper.toml`), the published numbers, and ours next to them.
 
 Every run is a results file. Tables share runs, and finished items are not decoded again.
 """
@@ -213,7 +213,7 @@ def plan(name: str, stage: Stage, home: Path) -> Table:
 
 
 def tables(name: str, rows: Sequence[ResultRow]) -> list[Table]:
-    """The paper's numbers beside ours; differences are counted in problems, if model and problems are the paper's."""
+    """The paper's numbers next to ours; differences are counted in problems, if model and problems are the paper's."""
     if name == "table5":
         return [_steps_table(rows)]
     lines = []

@@ -1,4 +1,4 @@
-"""A comparison in plain sentences: who is better, by how much, how sure that is, and why. Computed from rows alone."""
+"""A comparison in plain sentences: which is better, by how much, how sure that is, and why. Computed from rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tacg.records.rows import ResultRow
 
 
-TOLERATED = 2.0  # points of accuracy that do not matter
+TOLERATED = 2.0  # differences in accuracy that do not matter, in points
 
 
 def in_words(rows: Sequence[ResultRow]) -> list[str]:
@@ -25,10 +25,10 @@ def in_words(rows: Sequence[ResultRow]) -> list[str]:
     if unclear:
         reach = max((high - low) / 2 for low, high in (row["accuracy_diff_ci"] for row in unclear))
         n = min(row["n"] for row in unclear)
-        reach = min(max(reach, 3 / n), 1.0)  # the rule of three: what may be there although n problems show none of it
+        reach = min(max(reach, 3 / n), 1.0)  # the rule of three, if no problem differs
         said.append(
-            f"With {n} problems per task, differences in accuracy below about {100 * reach:.0f} points cannot be told "
-            "from chance; a larger --n shows smaller ones."
+            f"With {n} problems per task, differences in accuracy below about {100 * reach:.0f} points may be "
+            "chance; a larger --n shows smaller ones."
         )
     return said
 
@@ -38,7 +38,7 @@ def _base_of(row: ResultRow, rows: Sequence[ResultRow]) -> ResultRow:
 
 
 def _sentence(row: ResultRow) -> str:
-    """What changed, with intervals, and what that amounts to."""
+    """What changed, with intervals, and what that means."""
     better, faster = sign_of(row, "accuracy"), -sign_of(row, "steps")
     accuracy = {1: "right more often", 0: "no clear difference in accuracy", -1: "right less often"}[better]
     steps = {1: "fewer steps", 0: "no clear difference in steps", -1: "more steps"}[faster]

@@ -1,1 +1,1 @@
-"""Other people's tools and engines, each with its own extra: lm-eval, SGLang, transformers, diffusers, dInfer."""
+"""Other tools and engines, each with its own extra: lm-eval, SGLang, transformers, diffusers, dInfer."""

@@ -1,6 +1,6 @@
-"""Blocks of many requests, decided side by side inside somebody else's engine.
+"""Blocks of many requests, decided together inside another engine.
 
-Their engine runs the model and keeps the canvas; here are the trajectories. The scan, the policy and the rule that
+That engine runs the model and keeps the canvas; the trajectories are kept here. The scan, the policy and the rule that
 something is committed in every step are those of our own engine.
 """
 
@@ -32,9 +32,9 @@ logger = logging.getLogger(__name__)
 
 
 class Block:
-    """One request's block on its way: all that an engine has to carry from step to step.
+    """One request's block in progress: all that an engine has to carry from step to step.
 
-    It holds a seat in `Blocks` from its first step on, and gives it back when it is done or simply dropped.
+    It holds a seat in `Blocks` from its first step on, and frees it when it is done or dropped.
 
     block_step  steps taken
     commits     what was committed, when and why, if that is recorded
@@ -53,7 +53,7 @@ class Written:
     """What a step writes: commit bool [R, W].
 
     tokens, confidence  int64 and float [R, W], the proposal and its probability; meaningful at masks of rows at work
-    failed  rows whose logits were unusable: what was left of their block is filled with a token that says nothing
+    failed  rows whose logits were unusable: the rest of their block is filled with a neutral token
     """
 
     commit: Tensor
@@ -63,9 +63,9 @@ class Written:
 
 
 class Blocks:
-    """Trajectories of the blocks in flight, W positions each. A seat is a row of everything here; it is used again.
+    """Trajectories of the blocks in progress, W positions each. A seat is a row of every tensor here; seats are reused.
 
-    Blocks that sit out a step, as engines mix their batches anew each time, keep their trajectory.
+    Engines form a new batch for every step. A block that is not in it keeps its trajectory.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class Blocks:
         self.unwritable = sorted({*unwritable, *settings.suppress})
         self.filler = next(token for token in range(len(self.unwritable) + 1) if token not in self.unwritable)
         self.free: list[int] = []
-        self.trajectories: Trajectories | None = None  # made when logits say where they are and how wide
+        self.trajectories: Trajectories | None = None  # allocated at the first logits, which tell device and vocabulary
         empty = torch.zeros(0, dtype=torch.int64)
-        self.steps, self.budget, self.seeds = empty, empty, empty  # int64 [seats]: steps taken, steps at most
+        self.steps, self.budget, self.seeds = empty, empty, empty  # int64 [seats]: steps taken, maximum steps
 
     @torch.no_grad()
     def step(self, logits: Tensor, masked: Tensor, at_work: Mapping[int, Block]) -> Written:
@@ -85,7 +85,7 @@ class Blocks:
 
         logits   float [R * W, V], aligned. Overwritten where tokens are unwritable; nothing of it is kept
         masked   bool [R, W], positions to be committed
-        at_work  the blocks that have masks left, by row; other rows are not looked at
+        at_work  the blocks that have masks left, by row; other rows are ignored
         """
         blocks = list(at_work.values())
         rows = torch.tensor(list(at_work), device=masked.device)
@@ -145,7 +145,7 @@ class Blocks:
         return self.trajectories, seats
 
     def _refuse_foreign(self, vocabulary: int) -> None:
-        """Ids to suppress that the model does not have are told and left out: an engine cannot be stopped any more."""
+        """Leave out ids to suppress that the model does not have, with a warning: an engine must not be stopped."""
         foreign = [token for token in self.unwritable if token >= vocabulary]
         if foreign:
             logger.error("`suppress` names %d, but the model has %d ids; it is left out.", foreign[0], vocabulary)
@@ -161,7 +161,7 @@ class Blocks:
         restart(trajectories.state, seat, self.policy.start(1, self.width, self.steps.device))
 
     def _grow(self, old: Trajectories, more: int) -> Trajectories:
-        """At least `more` new seats; twice as many as now if that is not beyond the most that are expected."""
+        """Add at least `more` seats; double their number if that does not exceed the expected maximum."""
         have, device = len(self.steps), self.steps.device
         want = max(have + more, min(2 * have, self.most))
         self.free.extend(range(have, want))
@@ -177,7 +177,7 @@ class Blocks:
     # -- one step --------------------------------------------------------------------------------------------------
 
     def _scan(self, trajectories: Trajectories, logits: Tensor, observed: Tensor, line: Tensor) -> StepScan:
-        """Scan what is masked; row `line[seat]` of the batch sits there."""
+        """Scan the masked positions; `line[seat]` is the row of the batch in that seat."""
         logits[:, self.unwritable] = lowest(logits.dtype)
         places = observed.view(-1).nonzero().squeeze(1)
         rows = line[places // self.width] * self.width + places % self.width
@@ -194,7 +194,7 @@ class Blocks:
         return uniform(self.seeds, self.steps, self.width, draw)
 
     def _record(self, reason: Tensor, tokens: Tensor, confidence: Tensor, blocks: Sequence[Block]) -> None:
-        """Note what this step commits and why; boards are [seats, W]."""
+        """Record what this step commits and why; tensors are [seats, W]."""
         sitting = {block.seat: block for block in blocks}
         seat, place = reason.nonzero(as_tuple=True)
         facts = torch.stack([seat, place, tokens[seat, place], reason[seat, place]]).tolist()

@@ -1,8 +1,8 @@
 """Any policy that fits a block, as the scheduler of diffusers' pipeline: `LLaDA2Pipeline(model, TacgScheduler())`.
 
-It takes the seat of `BlockRefinementScheduler`. The pipeline runs the model, keeps the canvas and stops at the end of
-an answer; it asks the scheduler what to write. Nothing here counts on how it numbers its steps, which is about to
-change (diffusers #14741): a row whose masks are not those that the last step left has begun another block.
+It replaces `BlockRefinementScheduler`. The pipeline runs the model, keeps the canvas and stops at the end of an answer;
+it asks the scheduler what to write. Nothing here relies on the pipeline's step numbers, which are about to change
+(diffusers #14741): a row whose masks are not those that the last step left has begun another block.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 OUTPUT: Any = getattr(
     scheduling_utils, "DiscreteSchedulerOutput", scheduling_block_refinement.BlockRefinementSchedulerOutput
 )
-# What the pipeline hands to every step although it belongs to the rule that is replaced. Its defaults are let through;
+# Arguments that the pipeline passes to every step although they belong to the replaced rule. Defaults are accepted;
 # other values would have no effect, so they are refused.
 REPLACED = {"threshold": (0.7,), "editing_threshold": (0.5, 0.0), "minimal_topk": (1,), "top_p": (1.0,), "top_k": (0,)}
 HEARD = ("mask_token_id", "temperature", "sampling_method", "prompt_mask")
@@ -43,7 +43,7 @@ class TacgScheduler(BlockRefinementScheduler):
     """Decides in `step` which proposals are written.
 
     settings       names and values as in SGLang's file (docs/engines.md): policy, base, preset, knobs, seed, memory, …
-    mask_token_id  the mask's id, if the pipeline does not hand it to `step`
+    mask_token_id  the mask's id, if the pipeline does not pass it to `step`
 
     The pipeline's `num_inference_steps` are the steps that a block may take. A call's `generator` seeds the samples.
     """
@@ -73,7 +73,7 @@ class TacgScheduler(BlockRefinementScheduler):
 
     @property
     def commits(self) -> list[list[Commit]]:
-        """By row, what was committed in the block under way, when and why, if `step_map` is set."""
+        """By row, what was committed in the current block, when and why, if `step_map` is set."""
         return [] if self._decoding is None else [block.commits for block in self._decoding.rows]
 
     def step(
@@ -102,16 +102,16 @@ class TacgScheduler(BlockRefinementScheduler):
     def check_eos_finished(
         *, cur_x: Tensor, finished: Tensor, eos_token_id: int, mask_token_id: int, prompt_length: int, **_: Any
     ) -> Tensor:
-        """bool [B]: rows in which all up to the first end of text is written, whenever that was.
+        """bool [B]: rows in which everything up to the first end of text is written, whenever that was.
 
-        diffusers' own looks only in steps that write one, and takes one in the prompt for the answer's.
+        diffusers' own check looks only in steps that write one, and also counts one in the prompt.
         """
         answer = cur_x[:, prompt_length:]
         settled = (answer == mask_token_id).cumsum(dim=1) == 0
         return finished | ((answer == eos_token_id) & settled).any(dim=1)
 
     def check_block_should_continue(self, *, finished: Tensor, **_: Any) -> bool:
-        """Whether a row that is not finished has masks left. The pipeline would read every full block once more."""
+        """Whether an unfinished row has masks left. Otherwise the pipeline would forward every full block once more."""
         return self._decoding is not None and bool((self._decoding.left.any(dim=1) & ~finished).any())
 
     def _begin(
@@ -141,7 +141,7 @@ class _Decoding:
         self.begun = [0] * len(left)
 
     def step(self, logits: Tensor, masked: Tensor, sample: Tensor) -> dict[str, Tensor]:
-        """What is written, under the names that diffusers has for it, and those that it will have."""
+        """What is written, under the names that diffusers uses now and those that it will use."""
         self._begin_blocks((masked & ~self.left).any(dim=1).tolist())
         at_work = {row: self.rows[row] for row in masked.any(dim=1).nonzero().squeeze(1).tolist()}
         commit, tokens, sure = torch.zeros_like(masked), sample, torch.ones_like(sample, dtype=torch.float32)
@@ -171,7 +171,7 @@ class _Decoding:
 
 
 def _refuse_replaced(asked: dict[str, Any]) -> None:
-    """Raise for what a caller wants of the rule that is replaced here."""
+    """Raise for arguments that only apply to the rule that is replaced here."""
     for name, value in asked.items():
         if name not in REPLACED and name not in HEARD:
             raise unknown("argument", name, [*REPLACED, *HEARD])
@@ -183,16 +183,16 @@ def _refuse_replaced(asked: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """What the pipeline reads of a model's answer: float [B, W, V]."""
+    """The part of a model's output that the pipeline reads: float [B, W, V]."""
 
     logits: Tensor
 
 
 class PipelineModel(nn.Module):
-    """A model that `tacg` has loaded, as the pipeline calls one.
+    """A model loaded by `tacg`, with the call that the pipeline expects.
 
-    The networks on the hub take no block-causal mask from the pipeline, and do not load in transformers 5. This one
-    sees by blocks as it was trained to, and computes the output table for one block only, which is all that is read.
+    The networks on the hub ignore the pipeline's block-causal mask, and do not load in transformers 5. This one is
+    block-causal, as it was trained, and computes logits for one block only, which is all that is read.
 
     block_length  positions whose logits are returned, the last ones
     """
@@ -201,17 +201,17 @@ class PipelineModel(nn.Module):
         super().__init__()
         width = block_length or llm.model.spec.causal_block
         if width is None:
-            raise TacgError("PipelineModel() needs `block_length`: this model does not see by blocks.")
+            raise TacgError("PipelineModel() needs `block_length`: this model is not block-causal.")
         self.network, self.unwritable, self.block_length = llm.model, list(llm.model.spec.unwritable), width
 
     @property
     def device(self) -> torch.device:
-        """Where it computes; the pipeline follows."""
+        """The model's device, which the pipeline uses, too."""
         return self.network.device
 
     @torch.no_grad()
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Any = None) -> Logits:
-        """int64 [B, T] -> float [B, W, V]. What lies beyond the answer is seen, as in LLaDA2's own loop."""
+        """int64 [B, T] -> float [B, W, V]. Positions after the answer are visible, as in LLaDA2's own loop."""
         if attention_mask is not None and bool((attention_mask.diff(dim=1) > 0).any()):
             raise TacgError("Prompts of unequal length must not be padded: call the pipeline once for each length.")
         rows, length = input_ids.shape

@@ -1,8 +1,8 @@
 """TACG as a decoder of dInfer: `BlockDiffusionLLM(model, TacgDecoder(...), ...)`.
 
-dInfer is the user's own install (the package of that name on PyPI is another one); nothing of it is imported here. Its
-runners call `block_init` when a block begins and `decode` after every forward, at times also for blocks that are full.
-Its batches stand still, so a row of the batch is a request. One decoder serves one batch at a time.
+Install dInfer yourself (the package of that name on PyPI is a different one); it is not imported here. Its runners call
+`block_init` when a block begins and `decode` after every forward, sometimes also for blocks that are full. Its batches
+do not change, so a row of the batch is a request. One decoder serves one batch at a time.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class TacgDecoder:
     ) -> None:
         """Write into `x`, int64 [B, T], at the positions [block_start, block_end). logits float [B, W, V].
 
-        `iter_threshold`, by which a runner moves the bar of dInfer's own decoders, is not TACG's and must be None.
+        `iter_threshold`, by which a runner moves the threshold of dInfer's own decoders, must be None.
         """
         if iter_threshold is not None:
-            raise TacgError(f"`iter_threshold` must be None, as TACG has its own bar; got {iter_threshold!r}.")
+            raise TacgError(f"`iter_threshold` must be None, as TACG has its own threshold; got {iter_threshold!r}.")
         ids = x[:, block_start:block_end]
         if self.blocks is None or tuple(ids.shape) != (len(self.rows), self.blocks.width):
             raise TacgError(

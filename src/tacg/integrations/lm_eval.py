@@ -2,8 +2,8 @@
 
     python -m tacg.integrations.lm_eval run --model tacg --model_args pretrained=./LLaDA,policy=tacg --tasks gsm8k
 
-is `lm_eval` with this model in it: the harness finds models by import, not by entry point. In a program, importing this
-module is enough.
+runs `lm_eval` with this model registered: the harness finds models by import, not by entry point. In a program,
+importing this module is enough.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class TacgLM(LM):
     pretrained    a built-in name, a directory or a hub id; or an `LLM`
     policy        as everywhere: "tacg", "tacg+klass", "tacg:llada/gsm8k"
     mc_num        samples of the Monte-Carlo estimate of a log-likelihood (LLaDA's evaluation: 128)
-    check_greedy  also tell whether one token per step writes the answer: as many forwards as it has tokens
-    settings      knobs of decode and policy; `gen_length` wins over what a task asks for (`max_gen_toks`). What answers
-                  must look like, too: `schema` (a JSON schema or the name of its file), `regex` or `choices`, unless
-                  the task's `generation_kwargs` say it
+    check_greedy  also report whether one token per step writes the answer: as many forwards as it has tokens
+    settings      knobs of decode and policy; `gen_length` overrides a task's `max_gen_toks`. Also constraints on the
+                  answers: `schema` (a JSON schema or the name of its file), `regex` or `choices`, unless the task's
+                  `generation_kwargs` have one
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class TacgLM(LM):
     # -- text ------------------------------------------------------------------------------------------------------
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Answers, cut at the first stop string. Requests that want the same are decoded as one batch."""
+        """Answers, cut at the first stop string. Requests with the same settings are decoded as one batch."""
         groups: dict[tuple[int, float], list[int]] = {}
         for number, request in enumerate(requests):
             groups.setdefault(self._wants(request.args[1]), []).append(number)
@@ -96,7 +96,7 @@ class TacgLM(LM):
         return int(length), float(asked.get("temperature") or 0.0) if sampled else 0.0
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation as text, special tokens and all."""
+        """A conversation as text, including special tokens."""
         return self.llm.tokenizer.render(chat_history, open_turn=add_generation_prompt)
 
     def chat_template(self, chat_template: bool | str = False) -> str:
@@ -105,7 +105,7 @@ class TacgLM(LM):
 
     @property
     def tokenizer_name(self) -> str:
-        """Tells request caches apart."""
+        """Distinguishes request caches."""
         return f"{self.llm.model.spec.name}-{self.llm.tokenizer.digest}".replace("/", "__")
 
     # -- log-likelihood --------------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class TacgLM(LM):
         kept = context.rstrip()
         continuation = context[len(kept) :] + continuation
         both, first = self.llm.tokenizer.encode(kept + continuation), self.llm.tokenizer.encode(kept)
-        if both[: len(first)] != first or len(both) == len(first):  # a token reaches over the edge
+        if both[: len(first)] != first or len(both) == len(first):  # a token spans the boundary
             return first or [self.llm.model.spec.eos_ids[0]], self.llm.tokenizer.encode(continuation)
         return first or [self.llm.model.spec.eos_ids[0]], both[len(first) :]
 
@@ -140,22 +140,22 @@ class TacgLM(LM):
 
 
 def _count(name: str, value: int | str) -> int:
-    """A whole number of at least 1; the harness hands over what the user typed."""
+    """A whole number of at least 1; the harness passes on what the user typed."""
     if not str(value).isdecimal() or int(value) < 1:
         raise TacgError(f"`{name}` must be >= 1, got {value!r}.")
     return int(value)
 
 
 def _place(device: str | None) -> str:
-    """The device. The harness says cuda:0 where the user says nothing, whatever the machine has."""
+    """The device. The harness defaults to cuda:0, whatever the machine has."""
     if device == UNTOLD and not torch.cuda.is_available():
-        LOG.warning("There is no CUDA here, so the model runs on the CPU; --device cpu says so without a warning.")
+        LOG.warning("There is no CUDA here, so the model runs on the CPU; --device cpu avoids this warning.")
         return "cpu"
     return device or "cpu"
 
 
 def _constraint(settings: dict[str, Any]) -> dict[str, Any]:
-    """What answers must look like, of a model's or a task's settings; a schema may be the name of a file."""
+    """The constraint in a model's or a task's settings; a schema may be the name of a file."""
     own = {name: settings[name] for name in CONSTRAINTS if settings.get(name) is not None}
     if isinstance(own.get("schema"), str):
         own["schema"] = read_json(Path(own["schema"]), "JSON schema")

@@ -25,19 +25,17 @@ LARGE = 8 << 20  # bytes of a block's fp32 reference above which bf16 is the def
 
 @dataclass(frozen=True)
 class Settings(Knobs):
-    """What is not the policy's. `policy`, or `base`, and `preset` choose the policy."""
+    """Settings that are not the policy's knobs. `policy` or `base`, and `preset`, choose the policy."""
 
     policy: str | None = knob(None, "any policy that fits a block, such as klass or swd+eb, without the gate")
     base: str = knob("confidence", "the policy that TACG gates, if `policy` is not given")
     preset: str | None = knob(None, "published settings to start from, such as llada2-mini/any")
-    steps: int | None = knob(None, "denoising steps of a block at most (none: one per position)", low=1)
+    steps: int | None = knob(None, "maximum denoising steps per block (none: one per position)", low=1)
     temperature: float = knob(0.0, "0: most probable token; above 0: random sampling", symbol="T", low=0)
     seed: int = knob(0, "random seed, together with the request's id", low=0)
-    memory: str = knob(
-        "auto", "how the reference is kept: auto takes bf16 for large blocks", choices=("auto", "fp32", "bf16")
-    )
-    scan: str = knob("auto", "what reads the logits: auto takes the fastest that the device has", choices=BACKENDS)
-    step_map: bool = knob(False, "tell at which step, and why, each token was committed")
+    memory: str = knob("auto", "type of the reference; auto: bf16 for large blocks", choices=("auto", "fp32", "bf16"))
+    scan: str = knob("auto", "implementation that reads the logits; auto: the fastest on this device", choices=BACKENDS)
+    step_map: bool = knob(False, "report at which step, and why, each token was committed")
     suppress: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -48,16 +46,16 @@ class Settings(Knobs):
         object.__setattr__(self, "suppress", tuple(ids))
 
     def kind(self, width: int, vocabulary: int) -> str:
-        """fp32 or bf16: how the reference of blocks of this size is kept."""
+        """fp32 or bf16: the type of the reference for blocks of this size."""
         if self.memory != "auto":
             return self.memory
         return "bf16" if width * vocabulary * 4 > LARGE else "fp32"
 
 
 def read_settings(given: Mapping[str, Any], allowed: Collection[str] = ()) -> tuple[Policy, Settings]:
-    """The gate and its settings out of a flat mapping; an unknown name is refused with the nearest match.
+    """The gate and its settings from a flat mapping; an unknown name raises an error with the nearest match.
 
-    allowed  names that are the engine's own and none of ours
+    allowed  names that belong to the engine
     """
     ours = {each.name for each in own_knobs(Settings)} | {"suppress"}
     settings = Settings(**{name: value for name, value in given.items() if name in ours})
@@ -68,7 +66,7 @@ def read_settings(given: Mapping[str, Any], allowed: Collection[str] = ()) -> tu
     policy = get_policy(spelling)
     theirs = policy.knobs().keys()
     if twice := ours & theirs:
-        raise TacgError(f"`{policy.name}` has a knob named `{min(twice)}`, as the engine has: rename the policy's.")
+        raise TacgError(f"`{policy.name}` has a knob named `{min(twice)}`, and so has the engine: rename the policy's.")
     for name in given:
         if name not in ours | theirs | set(allowed):
             raise unknown("setting", str(name), ours | theirs | set(allowed))
@@ -76,22 +74,22 @@ def read_settings(given: Mapping[str, Any], allowed: Collection[str] = ()) -> tu
     if (why := beyond_block(policy)) is not None:
         asked, named = ("policy", policy) if settings.policy is not None else ("base", cast("Wrapper", policy).base)
         raise TacgError(
-            f"`{asked}` must be a policy that fills the masks of one block, as engines hand over no more than that; "
+            f"`{asked}` must be a policy that fills the masks of one block, because engines pass only that; "
             f"`{named.label}` {why}. `tacg generate` and `tacg serve` run it."
         )
     return policy, settings
 
 
 def beyond_block(policy: Policy) -> str | None:
-    """What a policy wants beyond the logits of one block's masks, which is all that engines hand over; None: nothing.
+    """What a policy needs beyond the logits of one block's masks, which is all that engines pass; None: nothing.
 
     It depends on the policy's knobs: `hierarchy` reads committed tokens only if it may re-mask them.
     """
     needs = policy.needs
     wants = {
-        "reads what the model attends to": needs.attention,
+        "reads the model's attention": needs.attention,
         "needs a verifier": needs.verifier,
-        "tries several branches, a forward for each": needs.branches or needs.samples,
+        "tries several branches, with a forward for each": needs.branches or needs.samples,
         "reads committed tokens again": needs.committed,
         "leaves out part of the suffix": needs.suffix is not None,
         "looks at masks beyond the block": needs.scope != "block",
@@ -100,7 +98,7 @@ def beyond_block(policy: Policy) -> str | None:
 
 
 def _spelling(settings: Settings, given: Mapping[str, Any]) -> str:
-    """The policy's name as the registry takes it."""
+    """The policy's name in the registry."""
     if settings.policy is not None:
         if "base" in given:
             raise TacgError("Give `policy`, which is used as it is, or `base`, which TACG gates; not both.")
@@ -113,7 +111,7 @@ def _spelling(settings: Settings, given: Mapping[str, Any]) -> str:
 
 
 def _with_preset(settings: Settings, given: Mapping[str, Any], policy: str) -> Settings:
-    """What a preset says of the decode, where nothing else is said. Lengths are the engine's; the rest is named."""
+    """Add a preset's decode settings that were not given. Those without effect here are logged, except for lengths."""
     preset = find_preset(policy, str(settings.preset))["decode"]
     mine = {name: value for name, value in preset.items() if name in SHARED and name not in given}
     for name, value in preset.items():

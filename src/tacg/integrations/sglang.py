@@ -2,11 +2,11 @@
 
 `--dllm-algorithm TACG --dllm-algorithm-config tacg.yaml`
 
-SGLang finds `register` through the entry point `sglang.srt.plugins` and calls it in every process. It asks an
-algorithm for one method, `step`, and carries whatever state that wants with the request. Four things to know:
-a block is done when it was complete before the forward, so each costs one forward more than its steps; rounds have no
-upper limit, so every step has to commit something; a round may be several steps of the same batch, in which `step` is
-also called for blocks that are done; and the logits lie in a buffer that the next forward overwrites.
+SGLang finds `register` through the entry point `sglang.srt.plugins` and calls it in every process. An algorithm has one
+method, `step`, whose state SGLang keeps with the request. Four things to know. A block is done when it was complete
+before the forward, so each block costs one forward more than its steps. Rounds have no upper limit, so every step has
+to commit something. A round may be several steps of the same batch, in which `step` is also called for blocks that are
+done. The logits lie in a buffer that the next forward overwrites.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ RESULTS = "sglang.srt.dllm.mixin.scheduler.SchedulerDllmMixin.process_batch_resu
 
 
 class Algorithm:
-    """The part of the algorithm that is ours; `register` puts SGLang's base class under it.
+    """Our part of the algorithm; `register` adds SGLang's base class.
 
-    maps  step maps of blocks that are done, by request id, until the scheduler hands them to the request
+    maps  step maps of blocks that are done, by request id, until the scheduler adds them to the request
     """
 
     block_size: int
     mask_id: int
-    supports_step_maps = True  # releases that count steps themselves ask for this: every step commits something
+    supports_step_maps = True  # for releases that count steps themselves: every step commits something
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
         try:
             policy, self.settings = read_settings(config.algorithm_config, THEIRS)
-        except TacgError as error:  # up to 0.5.20 SGLang then says no more than that TACG is unknown
+        except TacgError as error:  # up to 0.5.20, SGLang itself only reports that TACG is unknown
             logger.error("The settings of TACG (--dllm-algorithm-config) are refused: %s", error)
             raise
         self.blocks = Blocks(policy, self.settings, self.block_size, [self.mask_id], config.max_running_requests)
@@ -54,25 +54,25 @@ class Algorithm:
         logger.info("TACG: %s, %s", policy.label, self.settings)
 
     def run(self, *args: Any, **named: Any) -> Any:
-        """As SGLang runs it; step maps that nobody took are dropped."""
+        """As SGLang runs it; step maps that were not collected are dropped."""
         self.maps.clear()
         return super().run(*args, **named)  # type: ignore[misc]
 
     def init_step_state(self, forward_batch: Any) -> list[Block]:
-        """One neutral trajectory each. A request's random numbers follow from its id and the place of the block."""
+        """One neutral trajectory each. A request's random seed depends on its id and the position of the block."""
         count = forward_batch.batch_size
         starts = forward_batch.positions[:: self.block_size][:count].tolist()
         names = forward_batch.rids or [""] * count
         return [Block(stable_seed(self.settings.seed, *each)) for each in zip(names, starts, strict=True)]
 
     def step(self, forward_batch: Any, logits: Any, states: list[Block]) -> list[bool]:
-        """Commit into `forward_batch.input_ids`; which blocks were complete already, and may be sent.
+        """Commit into `forward_batch.input_ids`; returns which blocks were complete already, and may be sent.
 
         logits  float [B * W, V], or what the model returned, with `full_logits` of that shape
         """
         ids = forward_batch.input_ids.view(forward_batch.batch_size, self.block_size)
         masked = ids == self.mask_id
-        prompt = getattr(forward_batch, "dllm_prompt_mask", None)  # a prompt may spell the mask; 0.5.23 tells
+        prompt = getattr(forward_batch, "dllm_prompt_mask", None)  # a prompt may contain the mask id
         if prompt is not None:
             masked &= ~prompt
         busy = masked.any(dim=1).tolist()
@@ -103,11 +103,11 @@ class Algorithm:
 
 
 def full_logits(logits: Any) -> Tensor:
-    """float [B * W, V] out of what SGLang hands to `step`: today the logits, later all that the model returned."""
+    """float [B * W, V] from what SGLang passes to `step`: the logits, in later releases the model's whole output."""
     found = logits if isinstance(logits, torch.Tensor) else getattr(logits, "full_logits", None)
     if found is None:
         error = TacgError(
-            "SGLang handed over no logits of the whole vocabulary, only a summary of them (`dllm_vocab_state`: the top "
+            "SGLang passed no logits of the whole vocabulary, only a summary of them (`dllm_vocab_state`: the top "
             "token and its probability). The policies here compare whole distributions: start the server without that "
             "summary, or use SGLang's own LowConfidence."
         )
@@ -117,7 +117,7 @@ def full_logits(logits: Any) -> Tensor:
 
 
 def hand_over_maps(scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
-    """Before the scheduler sends results: step maps go into the requests' `meta_info`, a value for each token."""
+    """Before the scheduler sends results: put step maps into the requests' `meta_info`, one value per token."""
     algorithm = getattr(scheduler.tp_worker, "dllm_algorithm", None)
     if not isinstance(algorithm, Algorithm) or not algorithm.maps:
         return
@@ -131,7 +131,7 @@ def hand_over_maps(scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
 
 
 def register() -> None:
-    """Make TACG known to SGLang. SGLang only logs what plug-ins raise, so it is also logged here, with the remedy."""
+    """Register TACG with SGLang. SGLang only logs what plug-ins raise, so it is also logged here, with what to do."""
     try:
         from sglang.srt.dllm import algorithm as known
         from sglang.srt.dllm.algorithm.base import DllmAlgorithm
@@ -144,5 +144,5 @@ def register() -> None:
             raise TacgError(f"SGLang has an algorithm named {NAME!r} already, {here!r}: uninstall one of the two.")
         HookRegistry.register(RESULTS, hand_over_maps, HookType.BEFORE)
     except Exception as error:
-        logger.exception("TACG could not be registered with SGLang, `--dllm-algorithm TACG` will fail: %s", error)
+        logger.exception("TACG could not be registered with SGLang, so `--dllm-algorithm TACG` will fail: %s", error)
         raise

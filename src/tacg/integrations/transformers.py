@@ -1,7 +1,7 @@
 """TACG for models that `transformers` has loaded: `model.generate(..., custom_generate=tacg_generate)`.
 
-The model must look both ways (LLaDA and its kin with `trust_remote_code`, or any network made bidirectional); our
-engine does the rest. Rows of equal length share a forward, so there is no padding that a model could misread.
+The model must be bidirectional (LLaDA and similar models with `trust_remote_code`, or any network made bidirectional);
+our engine does the rest. Rows of equal length share a forward, so there is no padding.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What `return_dict_in_generate=True` gives: the sequences [B, T], and for each row text-free facts and commits."""
+    """What `return_dict_in_generate=True` returns: the sequences [B, T], and for each row its counts and commits."""
 
     sequences: Tensor
     outputs: tuple[Output, ...]
 
 
 class HubModel:
-    """A `transformers` model as our engine wants it: packed rows in, logits of the asked positions out."""
+    """A `transformers` model behind our engine's interface: packed rows in, logits of the selected positions out."""
 
     def __init__(self, model: Any, spec: ModelSpec) -> None:
         self.model, self.spec = model, spec
@@ -62,7 +62,7 @@ class HubModel:
         return found
 
     def _aligned(self, ids: Tensor) -> Tensor:
-        """[B, T] -> [B, T, V]; of models that predict the next token, the prediction made one position earlier."""
+        """[B, T] -> [B, T, V]; for models that predict the next token, the prediction made one position earlier."""
         logits: Tensor = self.model(input_ids=ids).logits
         return logits if not self.spec.logit_shift else torch.cat([logits[:, :1], logits[:, :-1]], dim=1)
 
@@ -85,13 +85,13 @@ def tacg_generate(
     generation_config  `max_new_tokens` positions are generated; `do_sample` and `temperature`, `eos_token_id`,
                        `pad_token_id` and `return_dict_in_generate` mean what they say; what would have no effect
                        (top_p, penalties, beams, stop strings, …) is refused
-    policy, settings   as in `llm.generate`: a spelling, and knobs such as block_length, steps, seed, k_extra; row n
+    policy, settings   as in `llm.generate`: a name, and knobs such as block_length, steps, seed, k_extra; row n
                        samples with seed + n, so that `num_return_sequences` gives different ones
     mask_id            the mask token's id, if the model's config does not have a `mask_token_id`
     shifted            position i predicts token i + 1 (Dream)
-    drafts             a streamer with `put_draft`, see `DraftStreamer`. It needs a name of its own: `generate` does not
-                       hand `streamer` to a function
-    model_inputs       `attention_mask` marks padding; what else `generate` prepares is for one token after another
+    drafts             a streamer with `put_draft`, see `DraftStreamer`. It has its own name: `generate` does not pass
+                       `streamer` on
+    model_inputs       `attention_mask` marks padding; other inputs that `generate` prepares are not used
     """
     generation_config = generation_config or getattr(model, "generation_config", None)
     spec = _spec(model, generation_config, mask_id, shifted)
@@ -117,7 +117,7 @@ def tacg_generate(
 
 
 class DraftStreamer:
-    """Shows a diffusion model at work in a terminal: what is committed plainly, what is only proposed dimmed.
+    """Shows a decode in a terminal: committed tokens in plain text, proposals dimmed.
 
     Any other streamer with `put_draft`, such as transformers' TextDiffusionStreamer, can be used as well.
     """
@@ -127,7 +127,7 @@ class DraftStreamer:
         self._lines = 0
 
     def put_draft(self, value: Tensor, committed: Tensor | None = None, **_: Any) -> None:
-        """One line for another: ids int64 [1, L] or [L], and which of them are committed.
+        """Replace the line: ids int64 [1, L] or [L], and which of them are committed.
 
         Only `put` is final: a policy that revises may still change what it has committed.
         """
@@ -146,7 +146,7 @@ class DraftStreamer:
         print(self.tokenizer.decode(value.view(-1).tolist()), file=self.file, flush=True)
 
     def end(self) -> None:
-        """Nothing more to come."""
+        """The end of the stream."""
 
     def _clear(self) -> None:
         if self._lines:
@@ -155,7 +155,7 @@ class DraftStreamer:
 
 
 def _show(streamer: Any, step: Step, mask_id: int) -> None:
-    """The canvas of a step with the proposals filled in, to streamers of one row."""
+    """Send the canvas of a step, with the proposals filled in, to a streamer of one row."""
     if step.row != 0:
         raise TacgError("A streamer shows one row; decode one prompt at a time, or without a streamer.")
     guesses = {each.position: each.token for each in step.proposals}
@@ -182,7 +182,7 @@ def _spec(model: Any, config: Any, mask_id: int | None, shifted: bool) -> ModelS
 
 
 def _asked(config: Any, input_ids: Tensor) -> dict[str, Any]:
-    """What a generation config says, in our words."""
+    """Our settings from a generation config."""
     asked: dict[str, Any] = {}
     length = _option(config, "max_new_tokens", _option(config, "max_length", 0) - input_ids.shape[1])
     if length > 0:
@@ -192,12 +192,12 @@ def _asked(config: Any, input_ids: Tensor) -> dict[str, Any]:
     return asked
 
 
-USUAL_TOP_K = 50  # what `generate` fills in when nobody asks for top_k
+USUAL_TOP_K = 50  # the default that `generate` fills in for top_k
 HEARD = {"TemperatureLogitsWarper", "MaxLengthCriteria", "EosTokenCriteria"}
 
 
 def _refuse_unheard(config: Any, inputs: Mapping[str, Any]) -> None:
-    """Raise for what `generate` was asked to do to logits or for ways to stop that this function does not follow."""
+    """Raise for logits processors and stopping criteria, which this function does not apply."""
     asked = [*(inputs.get("logits_processor") or ()), *(inputs.get("stopping_criteria") or ())]
     heard = HEARD | ({"TopKLogitsWarper"} if _option(config, "top_k", 0) == USUAL_TOP_K else set())
     names = [type(each).__name__ for each in asked if type(each).__name__ not in heard]
@@ -208,7 +208,7 @@ def _refuse_unheard(config: Any, inputs: Mapping[str, Any]) -> None:
 
 
 def _option(config: Any, name: str, otherwise: Any) -> Any:
-    """A field of a generation config, which may lack it or be no config at all."""
+    """A field of a generation config; None if it or the config is missing."""
     found = getattr(config, name, None)
     return otherwise if found is None else found
 
@@ -217,7 +217,7 @@ _looks_ahead: weakref.WeakSet[Any] = weakref.WeakSet()  # models that were tried
 
 
 def _refuse_one_way(model: Any, spec: ModelSpec) -> None:
-    """Raise for a causal model, whose answer would be noise: do the first logits hear of the last token?"""
+    """Raise for a causal model, whose answer would be noise: do the first logits depend on the last token?"""
     if model in _looks_ahead:
         return
     ids = torch.full((2, 4), spec.mask_id, device=model.device)
@@ -227,7 +227,7 @@ def _refuse_one_way(model: Any, spec: ModelSpec) -> None:
         _looks_ahead.add(model)
     else:
         raise TacgError(
-            f"{spec.name!r} looks only backwards, so it cannot fill in masks. Load a masked diffusion model "
+            f"{spec.name!r} has causal attention, so it cannot fill in masks. Load a masked diffusion model "
             "(or, for an experiment, set `config.is_causal = False`)."
         )
 
@@ -237,7 +237,7 @@ def _unpadded(ids: Tensor, valid: Tensor | None) -> list[Tensor]:
 
 
 def _padded(ids: Tensor, outputs: Sequence[Output], padding: int) -> Tensor:
-    """The prompts as they were given, with the answers behind them."""
+    """The prompts as given, followed by the answers."""
     longest = max(len(output.tokens) for output in outputs)
     answers = torch.full((len(ids), longest), padding, dtype=ids.dtype)
     for row, output in zip(answers, outputs, strict=True):

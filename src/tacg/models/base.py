@@ -1,4 +1,4 @@
-"""What the engine asks of a model."""
+"""The interface between the engine and a model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tacg.cache import Cache
 
 
-NO_MASK = -1  # the mask's id of a model that has none: it writes from left to right
+NO_MASK = -1  # mask id of a model without a mask, which writes from left to right
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class ModelSpec:
 
     mask_id       the token that stands for a mask (`NO_MASK`: an autoregressive model)
     eos_ids       tokens that end an answer: end of text and end of turn
-    unwritable    ids that may never be committed: the mask itself and rows of the output table that no token owns
+    unwritable    ids that may never be committed: the mask itself and unused rows of the output table
     max_length    longest canvas, prompt included
     logit_shift   how many positions before a token its prediction is read (1 for models with shifted logits)
-    causal_block  positions of a block if a block sees only itself and what is before it; None: everything is seen
-    before, after ids that stand around every text (masked language models: [CLS] and [SEP])
+    causal_block  block size if a block attends only to itself and what is before it; None: full attention
+    before, after ids around every text (masked language models: [CLS] and [SEP])
     """
 
     name: str
@@ -48,7 +48,7 @@ class ModelSpec:
 class AttentionMap:
     """How much positions [start, stop) of a row attend to each other; a model fills it while it computes the row.
 
-    share  of the layers that count, the last ones: 1 for all of them
+    share  share of the layers that count, the last ones; 1: all of them
     """
 
     def __init__(self, start: int, stop: int, share: float) -> None:
@@ -67,9 +67,9 @@ class AttentionMap:
         self.layers += 1
 
     def mean(self) -> Tensor:
-        """float [W, W]: over heads and layers."""
+        """float [W, W]: mean over heads and layers."""
         if self.total is None:
-            raise TacgError("The model has `shows_attention`, but it added nothing to the `attention` of its spans.")
+            raise TacgError("The model sets `shows_attention`, but it added nothing to the `attention` of its spans.")
         return self.total / self.layers
 
 
@@ -77,12 +77,12 @@ class AttentionMap:
 class Span:
     """The part of a row that a forward computes: positions [start, stop) of the canvas.
 
-    reach      so many keys of the row are seen, counted from its first; those that a cache holds come from there
+    reach      number of visible keys of the row, from its first on; those not computed here come from the cache
     cache      keys and values of the row; those of the span are written into it. None: the span begins the row
-    gap        positions [from, to) that are left out, as if the row did not have them; all others keep their place
-    shadow     positions [from, to) for which a mask is appended, in their place. Nobody but the shadow sees the shadow,
-               and a shadow sees everything but the token that stands in its own place. It is not kept in the cache
-    attention  where to put how positions attend to each other; None: nobody asks
+    gap        positions [from, to) that are left out, as if the row did not have them; all others keep their position
+    shadow     positions [from, to) for which a mask with the same position is appended. Only shadows see shadows, and a
+               shadow sees everything except the token at its own position. It is not kept in the cache
+    attention  where to store how positions attend to each other; None: not needed
     """
 
     start: int
@@ -97,13 +97,13 @@ class Span:
         return sum(stop - start for start, stop in self.stretches())
 
     def stretches(self) -> list[tuple[int, int]]:
-        """The positions that are computed, in order: stretches [from, to), the shadow's last."""
+        """The positions that are computed, in order: ranges [from, to), the shadow's last."""
         parts = [(self.start, self.gap[0]), (self.gap[1], self.stop)] if self.gap[1] else [(self.start, self.stop)]
         return [*parts, self.shadow] if self.shadow[1] else parts
 
 
 class Spans(list[Span]):
-    """Spans that are computed again and again. What a model works out about them is kept, under a key of its own."""
+    """Spans that are computed repeatedly. A model keeps what it derives from them here, under a key of its own."""
 
     def __init__(self, spans: Iterable[Span] = ()) -> None:
         super().__init__(spans)
@@ -116,13 +116,13 @@ def whole(lengths: Sequence[int]) -> list[Span]:
 
 
 class Denoiser(Protocol):
-    """Predicts the tokens of packed rows. Spans are laid end to end: there is no padding to be confused by."""
+    """Predicts the tokens of packed rows. Spans are laid end to end, without padding."""
 
     spec: ModelSpec
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device of the model."""
         ...
 
     def __call__(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
 """BERT, RoBERTa and ALBERT natively: masked language models, which are diffusion models with one noise level.
 
-One network under three sets of names. A layer is the same in all of them: attention, then feed-forward, each behind
-its sum by a norm. RoBERTa counts positions from behind its padding id; ALBERT embeds in a narrower space and uses few
-layers many times over. `placed` says where the tensors of a checkpoint go. Behind the last layer comes a small
-transform, then the table of the embeddings and a bias. As for LLaDA, a row's logits do not depend on its neighbours, to
-the last bit, where widths are multiples of 32.
+One network under three sets of names. A layer is the same in all of them: attention, then feed-forward, each followed
+by a norm after the residual sum. RoBERTa's positions start after its padding id; ALBERT has narrower embeddings and
+repeats its few layers. `placed` says where the tensors of a checkpoint go. After the last layer come a small transform,
+the embedding table as output table, and a bias. As with LLaDA, a row's logits do not depend on its neighbours, to the
+last bit, if widths are multiples of 32.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
 }
 
-# Tensors that masked language modelling does not use: other heads, and what is tied to other tensors.
+# Tensors that masked language modelling does not use: other heads, and tied copies.
 UNUSED = re.compile(
     r"(^|\.)pooler\.|^cls\.(?!predictions\.)|^sop_classifier\.|\.position_ids$|\bdecoder\.(weight|bias)$"
 )
@@ -75,7 +75,7 @@ class BertConfig:
 
     embedded  width of the embeddings; `narrow` if they are widened for the layers
     repeats   how often each group of layers is used, one after the other
-    first     row of the position table that a text begins with
+    first     row of the position table for the first token of a text
     """
 
     width: int
@@ -129,7 +129,7 @@ class BertConfig:
 
 
 def activation(config: Mapping[str, Any], field: str) -> str:
-    """The name of an activation that is there."""
+    """The name of a supported activation."""
     name = config.get(field) or "gelu"
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise TacgError(f"config.json: `{field}` must be one of {', '.join(ACTIVATIONS)}, got {short(name)}.")
@@ -137,7 +137,7 @@ def activation(config: Mapping[str, Any], field: str) -> str:
 
 
 class MaskedLM(Network):
-    """What masked language models have in common: the last table is that of the embeddings, and there is a bias."""
+    """Common to masked language models: the output table is the embedding table, and there is a bias."""
 
     word: nn.Embedding
     bias: nn.Parameter | None
@@ -153,7 +153,7 @@ class MaskedLM(Network):
 
 
 class BertLayer(nn.Module):
-    """Attention and feed-forward; what each adds is normed together with what was there."""
+    """Attention and feed-forward, each with its norm after the residual sum."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Bert(MaskedLM):
         return name, None
 
     def hidden(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
-        """Hidden states [P, D] at `select`, behind the transform."""
+        """Hidden states [P, D] at `select`, after the transform."""
         tokens, spans = steady_rows(tokens, spans)
         groups = list(zip(self.groups.children(), self.config.repeats, strict=True))
         depth = sum(repeats * sum(1 for _ in group.children()) for group, repeats in groups)

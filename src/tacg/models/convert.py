@@ -1,4 +1,4 @@
-"""From torch's `.bin` to safetensors. A `.bin` is a pickle; only its tensors are read, nothing in it is ever run."""
+"""From torch's `.bin` to safetensors. A `.bin` is a pickle; only its tensors are read, its code is never run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 PATTERNS = ("*.bin", "*.pt", "*.pth")
 INDEX = "pytorch_model.bin.index.json"
-NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")  # what trainers leave behind
+NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")  # left by training
 
 
 def convert(directory: Path, *, force: bool = False) -> tuple[Path, int]:
-    """Write model.safetensors beside the pickled weights of a checkpoint; the file, and how many tensors it has."""
+    """Write model.safetensors next to the pickled weights; returns the file and its number of tensors."""
     made = directory / "model.safetensors"
     if not directory.is_dir():
         raise TacgError(f"No checkpoint at {str(directory)!r}; give the directory that holds pytorch_model.bin.")
     if is_file(made) and not force:
-        raise TacgError(f"{made} is there already; pass --force to replace it.")
+        raise TacgError(f"{made} exists already; pass --force to replace it.")
     tensors: dict[str, Tensor] = {}
     for file in _pickles(directory):
         for name, tensor in read_pickled(file).items():
@@ -39,7 +39,7 @@ def convert(directory: Path, *, force: bool = False) -> tuple[Path, int]:
 
 
 def save_tensors(tensors: dict[str, Tensor], file: Path) -> None:
-    """Write safetensors, in one stroke. Tensors that share memory become copies: the format knows no sharing."""
+    """Write safetensors atomically. Tensors that share memory are copied, because the format has no sharing."""
     real = make_room(file)
     seen: set[int] = set()
     apart = {}
@@ -60,12 +60,12 @@ def read_pickled(file: Path) -> dict[str, Tensor]:
     refuse_irregular(file, "file of weights")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of types that torch will drop some day
+            warnings.simplefilter("ignore")  # warnings about types that torch will remove
             found = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch, zip, pickle: many types, one meaning
+    except Exception as error:  # many exception types (torch, zip, pickle) with one meaning
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise TacgError(
-            f"{file} cannot be read as tensors alone ({first[:200]}). It may hold code, which is never run here; "
+            f"{file} contains more than tensors ({first[:200]}). It may contain code, which is never run here; "
             "ask its authors for safetensors."
         ) from None
     if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
@@ -79,7 +79,7 @@ def read_pickled(file: Path) -> dict[str, Tensor]:
 
 
 def _pickles(directory: Path) -> list[Path]:
-    """The files of weights: those that the index lists, or the only ones there are."""
+    """The weight files: those that the index lists, or the only ones."""
     index = directory / INDEX
     if is_file(index):
         listed = read_json(index).get("weight_map")

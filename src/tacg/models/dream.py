@@ -1,7 +1,7 @@
-"""Dream natively (Ye et al., "Dream 7B", 2025): a Qwen2 body that looks both ways, with logits shifted by one.
+"""Dream natively (Ye et al., "Dream 7B", 2025): a Qwen2 body with bidirectional attention and logits shifted by one.
 
-Also Dream-Coder and DiffuCoder. The raw logits at position i - 1 predict token i. `forward` reads them there, so that
-what comes out is aligned as everybody else's.
+Also Dream-Coder and DiffuCoder. The raw logits at position i - 1 predict token i. `forward` reads them there, so its
+output is aligned like that of every other model.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ class DreamAttention(SideBySide):
         self.o_proj = Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor, turns: Turns) -> Heads:
-        """[N, D] -> what attends."""
+        """[N, D] -> queries, keys and values."""
         heads = self.products(x, "q_proj", "k_proj", "v_proj")
         return prepared(heads, self.sizes, self.head_dim, turns)
 
 
 class Dream(Network):
-    """The network; module names spell the checkpoint's tensor names, which are Qwen2's."""
+    """The network; module names match the checkpoint's tensor names, which are Qwen2's."""
 
     logit_shift = 1
     block: int | None = None
@@ -103,7 +103,7 @@ class Dream(Network):
         self.lm_head = Linear(config.width, config.table_size, bias=False)
 
     def hidden(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
-        """Hidden states [P, D] at `select`. A row's first position has no prediction and reads its own."""
+        """Hidden states [P, D] at `select`. A row's first position has no prediction before it and reads its own."""
         parts: Any = self.model
         return denoise(
             tokens, spans, select, embed=parts["embed_tokens"], layers=parts["layers"], norm=parts["norm"],

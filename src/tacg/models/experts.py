@@ -1,4 +1,4 @@
-"""Experts: many feed-forwards, of which each token passes a few."""
+"""Experts: many feed-forwards, of which each token passes through a few."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Experts(SideBySide):
     def forward(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
         """x [N, D], experts chosen int64 [N, K] with their weights float32 [N, K] -> [N, D], summed in float32.
 
-        Tokens are sorted by expert, and all experts compute in one call. A device is asked nothing, and its sum is left
-        in float32: see `plus`.
+        Tokens are sorted by expert, and all experts compute in one call. On a GPU nothing is read back, and the sum
+        stays in float32: see `plus`.
         """
         if not self._aligned():
             return self.one_by_one(x, chosen, weight)
@@ -47,7 +47,7 @@ class Experts(SideBySide):
         self.numbers = torch.arange(len(self.gate_proj), device=self.gate_proj.device)
 
     def _aligned(self) -> bool:
-        """Whether PyTorch has a product of all groups at once (from 2.10 on), and for these sizes and weights."""
+        """Whether PyTorch has a grouped product (from 2.10 on), and for these sizes and weights."""
         weight: object = self.down_proj
         if not isinstance(weight, Tensor):  # packed
             return False
@@ -61,9 +61,9 @@ class Experts(SideBySide):
         return F.grouped_mm(inner, self.down_proj.mT, offs=ends)
 
     def one_by_one(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
-        """As `forward`, one expert after another: what it is measured against, and how it goes without the product.
+        """Like `forward`, one expert at a time: the reference for tests, and the way without a grouped product.
 
-        Few tokens of an expert are filled up, so that rounding does not depend on their number.
+        Small groups of tokens are padded, so that rounding does not depend on their number.
         """
         order = chosen.flatten().argsort(stable=True)
         token = order // chosen.shape[1]
@@ -82,7 +82,7 @@ class Experts(SideBySide):
 
 
 def _filled_up(groups: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """Groups with fewer than `STEADY_ROWS` members filled up: where each member goes, int64 [P], and where they end.
+    """Pad groups to at least `STEADY_ROWS` members: where each member goes, int64 [P], and where groups end.
 
     groups  int64 [P], of each member, ascending; group g ends before `ends` int32 [E]
     """

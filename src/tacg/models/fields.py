@@ -1,4 +1,4 @@
-"""Reading config.json: each field by name, checked for type and range, so that nothing absurd reaches torch."""
+"""Reading config.json: each field by name, checked for type and range, so that no invalid value reaches torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tacg.errors import TacgError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LARGEST = 1 << 22  # of any size: larger than every model there is
+LARGEST = 1 << 22  # upper limit of any size: larger than in every existing model
 
 
 def short(value: Any) -> str:
-    """A value for an error message: a stranger's may be a megabyte."""
+    """A value, shortened for an error message: it may be a megabyte long."""
     return _short.repr(value)
 
 
@@ -59,7 +59,7 @@ class Fields:
                 )
 
     def without(self, *names: str) -> None:
-        """Refuse fields whose mere presence means another network."""
+        """Refuse fields whose presence means another network."""
         for name in names:
             if self.config.get(name) is not None:
                 raise TacgError(

@@ -1,8 +1,8 @@
 """GGUF files of LLaDA, Dream and LLaDA-MoE, as llama.cpp's converter writes them: weights, config and tokenizer.
 
-Packed weights are unpacked as they are read, to the type that is asked for; `quantize` packs them again in its own way.
-The converter reorders the rows of LLaDA's queries and keys, since llama.cpp rotates neighbouring pairs there; here the
-first order is restored. Dream's and LLaDA-MoE's rows keep their order.
+Packed weights are unpacked to the requested type as they are read; `quantize` packs them again in its own format. The
+converter reorders the rows of LLaDA's queries and keys, because llama.cpp rotates neighbouring pairs there; here the
+original order is restored. Dream's and LLaDA-MoE's rows keep their order.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class GgufFile:
             yield StoredTensor(self.place.name, self._official(tensor.name), shape, kind, read, mapped=False)
 
     def config(self) -> Mapping[str, Any]:
-        """What config.json would say."""
+        """The fields that config.json would have."""
         fields = {name: self._field(f"{self.architecture}.{theirs}") for name, theirs in self._fields.items()}
         theta = self._field(f"{self.architecture}.rope.freq_base")
         names = {tensor.name: tensor for tensor in self._reader.tensors}
@@ -105,7 +105,7 @@ class GgufFile:
         }  # fmt: skip
 
     def tokenizer(self) -> Tokenizer:
-        """From tokenizer.json beside the file if there is one, else from the file itself."""
+        """From tokenizer.json next to the file if there is one, else from the file itself."""
         if (self.place.parent / "tokenizer.json").is_file():
             return Tokenizer(self.place.parent)
         from tokenizers import models
@@ -114,11 +114,11 @@ class GgufFile:
         merges, rule = self._field("tokenizer.ggml.merges"), self._field("tokenizer.ggml.pre")
         if self._field("tokenizer.ggml.model") != "gpt2" or not tokens or not kinds or merges is None:
             what = "tokens, token types and merges of byte pairs (tokenizer.ggml.*)"
-            raise TacgError(f"{self.place} lacks {what}; copy the checkpoint's tokenizer.json beside it.")
+            raise TacgError(f"{self.place} lacks {what}; copy the checkpoint's tokenizer.json next to it.")
         if rule not in PIECES:
             raise TacgError(
-                f"{self.place} splits texts by the rule {rule!r}, which is not known here ({', '.join(PIECES)} are); "
-                "copy the checkpoint's tokenizer.json beside it."
+                f"{self.place} splits texts by the rule {rule!r}, which is not supported ({', '.join(PIECES)} are); "
+                "copy the checkpoint's tokenizer.json next to it."
             )
         owned = {token: number for number, token in enumerate(tokens) if kinds[number] != UNUSED}
         pairs = [tuple(merge.split(" ", 1)) for merge in merges]
@@ -134,7 +134,7 @@ class GgufFile:
         return None if field is None else field.contents()
 
     def _official(self, name: str) -> str:
-        """The official name of a tensor; names that are not known stay, and are refused when they are placed."""
+        """The official name of a tensor; unknown names are kept, and refused when they are placed."""
         layer = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
         if layer and layer[2] in self._names:
             place = f"{self._names['blk']}.{layer[1]}.{self._names[layer[2]]}"
@@ -153,7 +153,7 @@ class GgufFile:
         return np.arange(shape[0]).reshape(heads, -1, 2).swapaxes(1, 2).flatten()
 
     def _read(self, tensor: Any, start: int, stop: int, order: Any) -> Tensor:
-        """Rows [start, stop) as numbers [R, D], and the pages of the file given back."""
+        """Rows [start, stop) as numbers [R, D]; the pages of the file are released."""
         from gguf.quants import dequantize
 
         rows = tensor.data.reshape(-1, tensor.data.shape[-1])
@@ -174,11 +174,11 @@ def _opened(place: Path) -> Any:
         raise TacgError("GGUF files need the package gguf: pip install 'tacg[gguf]'.") from None
     try:
         return GGUFReader(place)
-    except Exception as error:  # damaged files: many types, one meaning
+    except Exception as error:  # damaged files raise many exception types
         why = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise TacgError(f"{place} cannot be read as GGUF ({why}); download it again.") from None
 
 
 def _as_written(value: float) -> float:
-    """The decimal number that was rounded to float32 in the file."""
+    """The decimal number whose float32 rounding is in the file."""
     return float(f"{value:.7g}")

@@ -1,7 +1,7 @@
-"""Judges: masked language models that others trained, as PyPI packages carry them. `tacg.load("rxnmapper")`.
+"""Judges: masked language models trained by others, from PyPI packages. `tacg.load("rxnmapper")`.
 
-A package is installed without its dependencies, and its code is never imported: three files are read, each compared
-with a digest that is written down here. Weights are pickles there; `tacg.models.convert` reads their tensors only.
+A package is installed without its dependencies, and its code is never imported: three files are read, and each must
+match a digest recorded here. Their weights are pickles; `tacg.models.convert` reads only the tensors.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tacg.text import pattern_tokenizer, read_json, read_vocabulary
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-SMILES = r"\[[^\]]+\]|%\(\d{3}\)|%\d{2}|Br|Cl|>>|."  # an atom, bond, bracket, ring closure or arrow each
+SMILES = r"\[[^\]]+\]|%\(\d{3}\)|%\d{2}|Br|Cl|>>|."  # one token per atom, bond, bracket, ring closure or arrow
 LETTERS = "."
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeModel:
-    """A model that a package carries.
+    """A model inside a package.
 
-    package, version  what pip installs; other versions will do if they carry the same files
+    package, version  what pip installs; other versions work if they contain the same files
     files             config, weights and vocabulary: where they are in it, and their SHA-256
     size              bytes of the weights
-    pattern           of a token, as a regular expression
-    task              which of our tasks asks for what it knows, if one does
-    config            what its config.json leaves out
+    pattern           regular expression of a token
+    task              the task that fits this model, if there is one
+    config            fields that its config.json lacks
     """
 
     name: str
@@ -59,11 +59,11 @@ class JudgeModel:
 
     @property
     def requirement(self) -> str:
-        """What pip is asked for."""
+        """The requirement for pip."""
         return f"{self.package}=={self.version}"
 
     def installed(self) -> str | None:
-        """The version of its package that is installed, if it is and has the files."""
+        """The installed version of its package; None if it is not installed or lacks the files."""
         try:
             package = metadata.distribution(self.package)
         except metadata.PackageNotFoundError:
@@ -73,7 +73,7 @@ class JudgeModel:
         )
 
     def places(self) -> list[Path]:
-        """Where its files are; raises unless they are the files that were written down."""
+        """Where its files are; raises unless their digests match."""
         if self.installed() is None:
             raise TacgError(
                 f"The judge {self.name!r} is not installed: `tacg judges {self.name} --install`, "
@@ -93,7 +93,7 @@ class JudgeModel:
         return found
 
     def write(self, directory: Path) -> Path:
-        """Its checkpoint in the layout that is loaded: config.json, model.safetensors, tokenizer.json."""
+        """Write its checkpoint in the layout that can be loaded: config.json, model.safetensors, tokenizer.json."""
         config, weights, vocabulary = self.places()
         told = {**read_json(config), **self.config}
         (directory / "config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
@@ -152,7 +152,7 @@ JUDGES = {
 
 @functools.cache
 def judge_checkpoint(name: str) -> Path:
-    """The directory of a judge's checkpoint: written on first use, gone with the process."""
+    """The directory of a judge's checkpoint: written on first use, deleted when the process ends."""
     return JUDGES[name].write(Path(_scratch(name).name))
 
 

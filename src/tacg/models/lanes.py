@@ -1,4 +1,4 @@
-"""Rows that attend in one call on a device: their tables, worked out on the host, and the call itself."""
+"""Rows that attend in one call on a device: their index tables, computed on the host, and the call itself."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ VARLEN_TYPES = {torch.bfloat16, torch.float16}
 
 
 class Tables:
-    """Whole numbers that go to the device in one upload. `add` says by which number they are found there."""
+    """Integers that go to the device in one upload. `add` returns the index of a table there."""
 
     def __init__(self, parts: Iterable[Tensor] = ()) -> None:
         self.parts = list(parts)
 
     def add(self, values: Tensor | list[int]) -> int:
-        """One more table."""
+        """Add a table."""
         self.parts.append(torch.as_tensor(values, dtype=torch.int64))
         return len(self.parts) - 1
 
@@ -38,9 +38,9 @@ class Tables:
 
 
 class Lane:
-    """Rows of a forward that keep their keys in one store, or in none, and that all see everything, or all do not.
+    """Rows of a forward that share a store of keys (or have none), and that all have full attention or all do not.
 
-    tokens  int64 [T], which tokens of the forward are theirs
+    tokens  int64 [T], the tokens of the forward that belong to these rows
     """
 
     tokens: Tensor
@@ -59,7 +59,7 @@ class Lane:
         self.offsets.append(offset)
 
     def prepare(self, tables: Tables, *, alone: bool) -> None:
-        """Put into the tables what will be needed on the device."""
+        """Add the tables that are needed on the device."""
         spans = self.spans
         self.lengths = [len(span) for span in spans]
         self.shadows = [span.shadow[1] - span.shadow[0] for span in spans]
@@ -86,7 +86,7 @@ class Lane:
         return {**ends, "keys": [*starts, self.store.rows * self.store.room], "used": self.reaches}
 
     def _padding(self) -> dict[str, Any]:
-        """Where everything goes if all rows are as long as the longest."""
+        """The layout if all rows are padded to the longest."""
         spans, count, width, reach = self.spans, len(self.spans), max(self.lengths), max(self.reaches)
         given: dict[str, Any] = {"reaches": self.reaches}
         if min(self.lengths) < width:
@@ -110,7 +110,7 @@ class Lane:
         return given
 
     def finish(self, tables: tuple[Tensor, ...], block: int | None, window: int | None) -> None:
-        """The tables are on the device."""
+        """Called with the tables on the device."""
         self.at = {name: tables[number] for name, number in self.names.items()}
         if not self.alone:
             self.tokens = self.at["tokens"]
@@ -120,7 +120,7 @@ class Lane:
             self.mask = self._seen(block, window)
 
     def _seen(self, block: int | None, window: int | None) -> Tensor | None:
-        """bool [B, 1, T, S]: which keys each position sees (see `Span`). None where all see everything."""
+        """bool [B, 1, T, S]: the keys that each position sees (see `Span`). None: full attention."""
         if not self.masked and min(self.reaches) == max(self.reaches):
             return None
         count, width, reach = len(self.spans), max(self.lengths), max(self.reaches)
@@ -146,7 +146,7 @@ class Lane:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, pair: Tensor | None) -> Tensor:
         """q [N, H, D], k and v [N, KV, D] of the whole forward -> [T, H, D] of this lane's tokens.
 
-        pair  keys and values in one tensor [N, 2 * KV, D], if they are
+        pair  keys and values in one tensor [N, 2 * KV, D], if there is one
         """
         mine = q if self.alone else q[self.tokens]
         held = None
@@ -166,7 +166,7 @@ class Lane:
         return made
 
     def _padded(self, q: Tensor, k: Tensor, v: Tensor, held: tuple[Tensor, Tensor] | None) -> Tensor:
-        """All rows as long as the longest. Where PyTorch's own kernel for unlike rows cannot go, and for masks."""
+        """Pad all rows to the longest: for masks, and where PyTorch's kernel for unequal rows is not available."""
         count, width, into = len(self.spans), max(self.lengths), self.at.get("into")
         queries = q if into is None else q.new_zeros(count * width, *q.shape[1:]).index_copy_(0, into, q)
         keys, values = (self._keys(x, None if held is None else held[i]) for i, x in enumerate((k, v)))
@@ -192,12 +192,12 @@ class Lane:
 
 
 def _ranges(starts: list[int], lengths: list[int]) -> Tensor:
-    """int64: from each start so many numbers, one after another."""
+    """int64: the ranges from each start with the given lengths, concatenated."""
     return torch.cat([torch.arange(start, start + n) for start, n in zip(starts, lengths, strict=True)])
 
 
 def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether PyTorch has a kernel for rows of unlike length: in late editions, on NVIDIA since Ampere, in 16 bits."""
+    """Whether PyTorch has a kernel for rows of unequal length: in new releases, on NVIDIA since Ampere, in 16 bits."""
     if device.type != "cuda" or torch.version.hip or dtype not in VARLEN_TYPES or varlen_kernel() is None:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
@@ -205,7 +205,7 @@ def has_varlen(device: torch.device, dtype: torch.dtype) -> bool:
 
 @functools.cache
 def varlen_kernel() -> Any:
-    """PyTorch's attention for packed rows over a cache, if it has one: its first editions knew no cache."""
+    """PyTorch's attention for packed rows over a cache; None in releases that do not support a cache."""
     try:
         kernel = importlib.import_module("torch.nn.attention.varlen").varlen_attn
     except ImportError:

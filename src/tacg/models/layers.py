@@ -1,4 +1,4 @@
-"""What all families are built of. Tokens of several rows lie end to end, [N, …]; only attention knows rows."""
+"""Building blocks of all families. Tokens of several rows lie end to end, [N, …]; only attention knows rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tacg.models.qwen3 import Qwen3Attention
     from tacg.models.rows import PackedRows, Turns
 
-# Below this many rows the matrix library takes another code path, with other rounding.
+# Below this many rows the matrix library uses another code path, with different rounding.
 STEADY_ROWS = 16
 
 
@@ -41,7 +41,7 @@ class RmsNorm(nn.Module):
 
 
 class Network(nn.Module):
-    """What the families have in common: hidden states first, then logits. Subclasses say how, and which table."""
+    """Common to all families: hidden states first, then logits. Subclasses define the layers and the output table."""
 
     shows_attention = True
     quantize: str | None = None
@@ -55,15 +55,15 @@ class Network(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.table.device
 
     def placed(self, name: str) -> tuple[str, int | None] | None:
-        """Where a tensor of the checkpoint goes: parameter and expert. None: nowhere."""
+        """Where a tensor of the checkpoint goes: parameter and expert. None: it is not used."""
         return name, None
 
     def hidden(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
-        """Hidden states [P, D] at `select`, behind the last norm: `head` makes logits of them (see `Denoiser`)."""
+        """Hidden states [P, D] at `select`, after the last norm; `head` computes logits from them (see `Denoiser`)."""
         raise NotImplementedError
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -76,30 +76,30 @@ class Network(nn.Module):
 
 
 def steady_linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
-    """[P, D] -> [P, V]. Few rows are filled up, so that rounding does not depend on their number."""
+    """[P, D] -> [P, V]. Small batches are padded, so that rounding does not depend on their size."""
     missing = max(0, STEADY_ROWS - len(x)) if x.device.type == "cpu" else 0
     return linear(F.pad(x, (0, 0, 0, missing)) if missing else x, weight, bias)[: len(x)]
 
 
 def steady_rows(tokens: Tensor, spans: Sequence[Span]) -> tuple[Tensor, Sequence[Span]]:
-    """Very small batches filled up with a row that nobody reads, so that rounding does not depend on their size."""
+    """Pad very small batches with unused rows, so that rounding does not depend on their size."""
     missing = STEADY_ROWS - len(tokens)
     if missing <= 0 or tokens.device.type != "cpu":
         return tokens, spans
     return F.pad(tokens, (0, missing)), [*spans, Span(0, missing, missing)]
 
 
-# With a `shift` of 1 hidden states are read one position before; a row's first position reads its own.
+# With a `shift` of 1, hidden states are read one position earlier; a row's first position reads its own.
 def denoise(
     tokens: Tensor, spans: Sequence[Span], select: Tensor, *, embed: nn.Embedding, layers: Any, norm: nn.Module,
     rotary: int, theta: float, wide: bool = False, block: int | None = None, shift: int = 0,
 ) -> Tensor:  # fmt: skip
-    """The way of every decoder-like family: embed, pass the layers, norm: hidden states [P, D] at `select`."""
+    """The forward of every decoder-like family: embedding, layers, norm -> hidden states [P, D] at `select`."""
     tokens, spans = steady_rows(tokens, spans)
     x, rows = embed(tokens.to(embed.weight.device)), None
     kind = {"wide": wide, "block": block, "window": None, "layers": len(layers)}
     for number, layer in enumerate(layers):
-        place = next(layer.parameters()).device  # layers may be on several, those on one in a row
+        place = next(layer.parameters()).device  # layers may be on several devices, those of one device consecutive
         if rows is None or rows.device != place:
             x, rows = x.to(place), packed_rows(spans, rotary, theta, device=place, dtype=x.dtype, **kind)
         x = layer(number, x, rows)
@@ -126,7 +126,7 @@ class Norms(NamedTuple):
 
 
 def prepared(parts: list[Tensor], sizes: list[int], dim: int, turns: Turns, norms: Norms | None = None) -> Heads:
-    """Heads of products [N, heads * dim], which are apart, or in one tensor that may be written to."""
+    """Heads from products [N, heads * dim], in separate tensors or in one that may be overwritten."""
     parts = [part.view(len(part), -1, dim) for part in parts]
     if len(parts) == 1 and turns.partner is not None:
         return _prepared_in_place(parts[0], sizes, turns, norms)
@@ -137,10 +137,10 @@ def prepared(parts: list[Tensor], sizes: list[int], dim: int, turns: Turns, norm
 
 
 def _prepared_in_place(every: Tensor, sizes: list[int], turns: Turns, norms: Norms | None) -> Heads:
-    """On a GPU, where all heads are in one tensor."""
+    """The same on a GPU, where all heads are in one tensor."""
     x = out = every[:, : sizes[0] + sizes[1]]
     if norms is not None and norms.scale is not None:
-        # Of values, too, and thrown away: a part of a tensor would be copied first.
+        # Values are normed, too, and discarded: using only a part of the tensor would copy it first.
         x = F.rms_norm(every, every.shape[-1:], eps=norms.queries.eps)[:, : out.shape[1]] * norms.scale
     turn_into(x, out, turns)
     q, k, v = torch.split(every, sizes, dim=1)
@@ -148,7 +148,7 @@ def _prepared_in_place(every: Tensor, sizes: list[int], turns: Turns, norms: Nor
 
 
 class LayerSteps(SideBySide):
-    """A layer in two steps, before and after attention. Only attention knows rows, so each step compiles in one piece.
+    """A layer in two steps, before and after attention. Only attention knows rows, so each step compiles as a whole.
 
     head_dim  dimensions of a head
     """
@@ -156,11 +156,11 @@ class LayerSteps(SideBySide):
     head_dim: int
 
     def before(self, x: Tensor, turns: Turns) -> Heads:
-        """[N, D] -> what attends."""
+        """[N, D] -> queries, keys and values."""
         raise NotImplementedError
 
     def after(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """[N, D] and what attention made of it, [N, H * D] -> [N, D]."""
+        """[N, D] and the output of attention [N, H * D] -> [N, D]."""
         raise NotImplementedError
 
     def forward(self, layer: int, x: Tensor, rows: PackedRows) -> Tensor:
@@ -169,7 +169,7 @@ class LayerSteps(SideBySide):
 
 
 class QwenLayer(LayerSteps):
-    """Attention and feed-forward, each behind a norm, under Qwen's names."""
+    """Attention and feed-forward, each after a norm, under Qwen's names."""
 
     def __init__(self, width: int, eps: float, attention: DreamAttention | Qwen3Attention, feed_forward: Any) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class QwenLayer(LayerSteps):
         self.mlp = feed_forward
 
     def before(self, x: Tensor, turns: Turns) -> Heads:
-        """[N, D] -> what attends."""
+        """[N, D] -> queries, keys and values."""
         heads: Heads = self.self_attn(self.input_layernorm(x), turns)
         return heads
 
@@ -226,7 +226,7 @@ class FeedForward(SideBySide):
         self.down_proj = Linear(inner, width, bias=False)
 
     def forward(self, onto: Tensor, x: Tensor) -> Tensor:
-        """[N, D] -> [N, D]: `onto` plus what comes of x."""
+        """[N, D] -> [N, D]: `onto` plus the output for x."""
         return plus_product(onto, self.down_proj, self.inner(x))
 
     def inner(self, x: Tensor) -> Tensor:

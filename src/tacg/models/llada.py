@@ -1,8 +1,8 @@
-"""LLaDA natively (Nie et al., "Large Language Diffusion Models", 2025): a Llama body that looks both ways.
+"""LLaDA natively (Nie et al., "Large Language Diffusion Models", 2025): a bidirectional Llama body.
 
 Also LLaDA-1.5, which differs in weights only. Tensor names are the official checkpoint's, so nothing is renamed.
-On the CPUs we measured a row's logits do not depend on its neighbours, to the last bit, as long as `mlp_hidden_size`
-is a multiple of 32 (docs/log.md).
+On the CPUs that we measured, a row's logits do not depend on its neighbours, to the last bit, if `mlp_hidden_size` is a
+multiple of 32 (docs/log.md).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class LladaConfig:
 
 
 class LladaLayer(LayerSteps):
-    """Attention and a gated feed-forward, each behind a norm. `ff_proj` is the gate, as in the checkpoint."""
+    """Attention and a gated feed-forward, each after a norm. `ff_proj` is the gate, as in the checkpoint."""
 
     together = (("q_proj.weight", "k_proj.weight", "v_proj.weight"), ("ff_proj.weight", "up_proj.weight"))
 
@@ -98,7 +98,7 @@ class LladaLayer(LayerSteps):
         self.ff_out = Linear(inner, width, bias=False)
 
     def before(self, x: Tensor, turns: Turns) -> Heads:
-        """[N, D] -> what attends."""
+        """[N, D] -> queries, keys and values."""
         heads = self.products(self.attn_norm(x), "q_proj", "k_proj", "v_proj")
         return prepared(heads, self.sizes, self.head_dim, turns)
 
@@ -109,7 +109,7 @@ class LladaLayer(LayerSteps):
 
 
 class Llada(Network):
-    """The network; module names spell the checkpoint's tensor names."""
+    """The network; module names match the checkpoint's tensor names."""
 
     def __init__(self, config: LladaConfig) -> None:
         super().__init__()

@@ -137,12 +137,12 @@ class Llada2Attention(HeadNorms):
         self.dense = Linear(config.heads * config.head_dim, config.width, bias=False)
 
     def forward(self, x: Tensor, turns: Turns) -> Heads:
-        """[N, D] -> what attends."""
+        """[N, D] -> queries, keys and values."""
         return prepared([self.query_key_value(x)], self.sizes, self.head_dim, turns, self.head_norms())
 
 
 class Router(nn.Module):
-    """Sigmoid scores; a bias that takes part in the choice only; groups of experts chosen first."""
+    """Sigmoid scores; a bias that only affects the choice; groups of experts are chosen first."""
 
     def __init__(self, config: Llada2Config) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class Router(nn.Module):
 
 
 class Llada2Mixture(nn.Module):
-    """Chosen experts, and one that everybody passes through."""
+    """Chosen experts, and a shared one for all tokens."""
 
     def __init__(self, config: Llada2Config) -> None:
         super().__init__()
@@ -171,17 +171,17 @@ class Llada2Mixture(nn.Module):
             self.shared_experts = FeedForward(config.width, config.expert_inner * config.shared)
 
     def forward(self, onto: Tensor, x: Tensor) -> Tensor:
-        """[N, D] -> [N, D]: `onto` plus what comes of x."""
+        """[N, D] -> [N, D]: `onto` plus the output for x."""
         mixed: Tensor = self.experts(x, *self.gate(x))
         if not hasattr(self, "shared_experts"):
             return plus(onto, mixed)
-        alone = x.device.type == "cpu"  # where both are added up before they go on top
+        alone = x.device.type == "cpu"  # both are summed before they are added to `onto`
         shared: Tensor = self.shared_experts(mixed if alone else onto, x)
         return onto + shared if alone else plus(shared, mixed)
 
 
 class Layer(LayerSteps):
-    """Attention and feed-forward or experts, each behind a norm."""
+    """Attention and feed-forward or experts, each after a norm."""
 
     def __init__(self, config: Llada2Config, number: int) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ class Layer(LayerSteps):
         self.mlp = FeedForward(config.width, config.inner) if dense else Llada2Mixture(config)
 
     def before(self, x: Tensor, turns: Turns) -> Heads:
-        """[N, D] -> what attends."""
+        """[N, D] -> queries, keys and values."""
         heads: Heads = self.attention(self.input_layernorm(x), turns)
         return heads
 
@@ -204,7 +204,7 @@ class Layer(LayerSteps):
 
 
 class Llada2(Network):
-    """The network; module names spell the checkpoint's tensor names, but for the stacked experts."""
+    """The network; module names match the checkpoint's tensor names, except for the stacked experts."""
 
     block = BLOCK
 
@@ -221,7 +221,7 @@ class Llada2(Network):
         self.lm_head = Linear(config.width, config.table_size, bias=False)
 
     def placed(self, name: str) -> tuple[str, int | None] | None:
-        """Where a tensor of the checkpoint goes: parameter and expert. None: leftovers of training, not used."""
+        """Where a tensor of the checkpoint goes: parameter and expert. None: only used in training."""
         layer = re.match(r"model\.layers\.(\d+)\.", name)
         if layer and int(layer[1]) >= self.config.layers:
             return None
@@ -237,6 +237,6 @@ class Llada2(Network):
 
 
 def expert_place(name: str) -> tuple[str, int | None]:
-    """`….experts.7.up_proj.weight` is slice 7 of `….experts.up_proj`; any other name stands for itself."""
+    """`….experts.7.up_proj.weight` is slice 7 of `….experts.up_proj`; any other name is kept."""
     found = re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)\.weight", name)
     return (f"{found[1]}.{found[3]}", int(found[2])) if found else (name, None)

@@ -37,7 +37,7 @@ AnyNetwork = Llada | Dream | Llada2 | Qwen3 | Bert | ModernBert
 
 
 def _llada(config: Mapping[str, Any]) -> AnyNetwork:
-    """Two networks go by the name `llada`; only one of them has experts."""
+    """Two networks have the model_type `llada`; only one of them has experts."""
     if config.get("num_experts"):
         return Qwen3(Qwen3Config.read(config))
     return Llada(LladaConfig.read(config))
@@ -58,12 +58,12 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], AnyNetwork]] = {
 }
 BUILT_IN = {
     "pocket": "a trained LLaDA of 2 million parameters; it knows the pocket tasks (`tacg tasks`) and nothing else",
-    "tiny": "random weights that have learned nothing: the machinery is real, the text is noise",
+    "tiny": "random, untrained weights: for tests; its text is noise",
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MASK_TOKENS = ("<|mdm_mask|>", "<|mask|>", "<|MASK|>", "|<MASK>|", "[MASK]", "<mask>")
 MASK_IDS = {"a2d-qwen3": 151669, "sdar": 151669, "sdar_moe": 151669, "rnd1": 151669, FAST_DLLM: 151665}
-EDITING = ("delete_token_id", "split_token_id")  # LLaDA2.2's, for edits that are not made here: never to be written
+EDITING = ("delete_token_id", "split_token_id")  # LLaDA2.2's tokens for edits, which are not supported: never written
 LAYER = re.compile(r"\.(?:layers|blocks)\.(\d+)\.")
 OUTPUT_TABLES = ("lm_head.weight", "model.transformer.ff_out.weight")
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|role_end|>")
@@ -94,19 +94,19 @@ def load_checkpoint(
     fill(model, weights, kind, Placement.of(model, places), packing, tell)
     tokenizer = packed_file.tokenizer() if packed_file else Tokenizer(directory)
     if family == "llada" and "<|start_header_id|>" in (tokenizer.chat_template or ""):
-        tokenizer.chat_template = LLADA_TEMPLATE  # the shipped one is reported to add the assistant's header always
+        tokenizer.chat_template = LLADA_TEMPLATE  # the checkpoint's own is said to always add the assistant's header
     model.spec = _spec(str(source), family, config, directory, model, tokenizer)
     return model.eval(), tokenizer
 
 
 def _with_block(config: Mapping[str, Any], *names: object) -> Mapping[str, Any]:
-    """Nothing but its name tells whether a Tiny-A2D checkpoint sees everything (mdlm) or by blocks (bd3lm)."""
+    """Only its name tells whether a Tiny-A2D checkpoint has full attention (mdlm) or is block-causal (bd3lm)."""
     by_blocks = config.get("model_type") == "a2d-qwen3" and any("bd3lm" in str(name) for name in names)
     return {"block_size": 32, **config} if by_blocks else config
 
 
 def _dtype(name: object) -> torch.dtype | None:
-    """The dtype of a name, with or without "torch.", or of itself; None for "auto"."""
+    """The dtype with this name, with or without "torch."; a dtype is returned as it is; None for "auto"."""
     if name == "auto":
         return None
     short = str(name).removeprefix("torch.")
@@ -116,7 +116,7 @@ def _dtype(name: object) -> torch.dtype | None:
 
 
 def _devices(names: object) -> list[torch.device]:
-    """One device, or several with commas between: layers are then split over them."""
+    """One device, or several separated by commas, over which layers are split."""
     found = [_device(name.strip()) for name in names.split(",")] if isinstance(names, str) else [_device(names)]
     if len({place.type for place in found}) > 1 or len({*found}) < len(found):
         raise TacgError(f"`device` must name devices of one kind, each once, got {names!r}.")
@@ -125,9 +125,9 @@ def _devices(names: object) -> list[torch.device]:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where tensors go: layers in equal parts to each device in turn, the table of tokens to the first, the rest last.
+    """Where tensors go: layers in equal parts to the devices, the embedding table to the first, the rest to the last.
 
-    A table that is read and written with is in one place, the last.
+    A table that is tied to the output is on the last device only.
     """
 
     devices: list[torch.device]
@@ -136,14 +136,14 @@ class Placement:
 
     @classmethod
     def of(cls, model: AnyNetwork, devices: list[torch.device]) -> Placement:
-        """For this model."""
+        """The placement for this model."""
         layers = sum(isinstance(module, LayerSteps) for module in model.modules())  # masked language models have none
         if len(devices) > max(1, layers):
             raise TacgError(f"{layers} layers cannot be split over {len(devices)} devices.")
         return cls(devices, layers, tied=not any(name in model.state_dict() for name in OUTPUT_TABLES))
 
     def __call__(self, name: str) -> torch.device:
-        """Of the tensor, or module, of this name."""
+        """The device of the tensor or module of this name."""
         layer = LAYER.search(name)
         if layer is not None and self.layers:
             return self.devices[int(layer[1]) * len(self.devices) // self.layers]
@@ -152,7 +152,7 @@ class Placement:
 
 
 def _device(name: object) -> torch.device:
-    """The device, if something can be put there and computed with; "auto" is the fastest kind that there is."""
+    """The device, if tensors can be stored and computed there; "auto": the fastest kind available."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     if not isinstance(name, str | torch.device):
@@ -161,10 +161,10 @@ def _device(name: object) -> torch.device:
         place = torch.zeros(1, device=name).device
     except (RuntimeError, AssertionError, ImportError, TypeError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
-        told = f"The device {str(name)!r} cannot be used here: {why}. `tacg doctor` says what there is."
+        told = f"The device {str(name)!r} cannot be used here: {why}. `tacg doctor` lists the devices."
         raise TacgError(told) from None
     if place.type == "meta":
-        raise TacgError("The device 'meta' cannot be used here: it holds shapes and no numbers. Give 'cpu' or 'auto'.")
+        raise TacgError("The device 'meta' cannot be used here: its tensors have no values. Give 'cpu' or 'auto'.")
     return place
 
 
@@ -202,7 +202,7 @@ def _download(hub_id: str, revision: str | None, offline: bool) -> Path:
     patterns = ["*.json", "*.jinja", "*.safetensors", "*.txt"]
     try:
         return Path(snapshot_download(hub_id, revision=revision, local_files_only=offline, allow_patterns=patterns))
-    except Exception as error:  # network, rights, names: many types, one remedy
+    except Exception as error:  # many exception types (network, permissions, names), one remedy
         what = "is not in the local cache" if offline else "could not be downloaded"
         raise TacgError(
             f"{hub_id!r} {what} ({type(error).__name__}: {error}). "
@@ -213,7 +213,7 @@ def _download(hub_id: str, revision: str | None, offline: bool) -> Path:
 def _spec(
     name: str, family: str, config: Mapping[str, Any], directory: Path, model: AnyNetwork, tokenizer: Tokenizer
 ) -> ModelSpec:
-    """What the files say about special ids."""
+    """The facts about special ids in the checkpoint's files."""
     mask = config.get("mask_token_id")
     if mask is None:
         named = [found for token in MASK_TOKENS if (found := tokenizer.id_of(token)) is not None]
@@ -222,7 +222,7 @@ def _spec(
     (mask_id,) = [NO_MASK] if family == "qwen2" else _ids("mask_token_id", mask, size)
     nobody = {*range(size)} - tokenizer.owned_ids() | {mask_id} - {NO_MASK}
     nobody |= {each for name in EDITING if type(each := config.get(name)) is int and each < size}
-    if isinstance(model, MaskedLM):  # a text has no end there, and special tokens stand around it, never in it
+    if isinstance(model, MaskedLM):  # there a text has no end token, and special tokens are only around it
         before, after = tokenizer.frame()
         never = tuple(sorted(nobody | {each for each in tokenizer.special_ids() if each < size}))
         return ModelSpec(

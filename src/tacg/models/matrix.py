@@ -1,6 +1,6 @@
-"""Which checkpoints load, and how each body was checked: `tacg models` prints it, tests/parity holds it.
+"""Which checkpoints load, and how each network was checked: `tacg models` prints it, tests/parity checks it.
 
-Nothing was downloaded for this: weights are random, in the official layouts and under the official tensor names.
+The checks use random weights in the official layouts and under the official tensor names.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What people ask for, by the `model_type` of its config.json.
+    """A family of checkpoints, by the `model_type` of its config.json.
 
     checkpoints  their names
-    against      classes of `transformers` whose logits it gives with the same weights
-    ways         how they were compared, float32, to 1e-5: rows in a batch, from a cache, under a mask of blocks of n.
+    against      classes of `transformers` that give the same logits with the same weights
+    ways         how they were compared, in float32, to 1e-5: rows in a batch, with a cache, with blocks of size n.
                  Empty: in a test of its own, whole rows only
     """
 

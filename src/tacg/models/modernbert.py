@@ -1,6 +1,6 @@
 """ModernBERT natively (Warner et al., 2024): a masked language model with rotary positions and local attention.
 
-Layers norm first. Most of them see only a window around each position; every few layers one sees everything.
+Norms come first in a layer. Most layers attend only to a window around each position, every few layers one to all.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ModernBertConfig:
 
 
 def _kinds(config: Mapping[str, Any], layers: int, fields: Fields) -> tuple[str, ...]:
-    """What each layer sees: listed, or every n-th of them everything."""
+    """The attention of each layer: listed, or full attention in every n-th layer."""
     every = fields.size("global_attn_every_n_layers", 3)
     kinds = config.get("layer_types") or [LOCAL if number % every else GLOBAL for number in range(layers)]
     if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in (GLOBAL, LOCAL) for kind in kinds):
@@ -101,7 +101,7 @@ def _kinds(config: Mapping[str, Any], layers: int, fields: Fields) -> tuple[str,
 
 
 def _theta(config: Mapping[str, Any], kind: str, scope: str) -> float:
-    """Under `rope_parameters`, or in the older spelling `global_rope_theta`."""
+    """From `rope_parameters`, or from the older field `global_rope_theta`."""
     rope = config.get("rope_parameters")
     rope = rope.get(kind) if isinstance(rope, dict) else None
     fields = Fields(rope if isinstance(rope, dict) else {}, "modernbert")
@@ -111,7 +111,7 @@ def _theta(config: Mapping[str, Any], kind: str, scope: str) -> float:
 
 
 class ModernBertLayer(nn.Module):
-    """Attention and a gated feed-forward, each behind a norm; the first layer's first norm is that of the embedding."""
+    """Attention and a gated feed-forward, each after a norm; the first layer's first norm is that of the embedding."""
 
     def __init__(self, config: ModernBertConfig, *, first: bool) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class ModernBertLayer(nn.Module):
 
 
 class ModernBert(MaskedLM):
-    """The network; most module names spell the checkpoint's tensor names."""
+    """The network; most module names match the checkpoint's tensor names."""
 
     def __init__(self, config: ModernBertConfig) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class ModernBert(MaskedLM):
         return name, None
 
     def hidden(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
-        """Hidden states [P, D] at `select`, behind the transform."""
+        """Hidden states [P, D] at `select`, after the transform."""
         config = self.config
         tokens, spans = steady_rows(tokens, spans)
         rotary, table = config.width // config.heads, self.word.weight

@@ -1,4 +1,4 @@
-"""Matrix products, fast also in a type that the CPU has no instructions for.
+"""Matrix products that are also fast in types for which the CPU has no instructions.
 
 Without such instructions PyTorch's products in bfloat16 or float16 are several times slower than in float32 (five
 times, measured on an AMD EPYC with AVX2). The same product in float32, rounded once at the end, is what those
@@ -25,11 +25,11 @@ def is_good_at(device: torch.device, dtype: torch.dtype) -> bool:
         return True
     if device.type == "cuda":
         return dtype == torch.float16 or torch.cuda.is_bf16_supported(including_emulation=False)
-    tests = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # missing where torch knows no such thing
+    tests = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # some builds of torch lack these
     return dtype == torch.bfloat16 and any(getattr(torch.cpu, test, bool)() for test in tests)
 
 
-# What this CPU computes by way of float32.
+# Types that this CPU computes in float32.
 WIDENED = frozenset(
     dtype for dtype in (torch.bfloat16, torch.float16) if not is_good_at(torch.device("cpu"), dtype)
 )  # fmt: skip
@@ -65,29 +65,29 @@ class Linear(nn.Linear):
 
 
 def plus_product(onto: Tensor, product: Linear, x: Tensor) -> Tensor:
-    """`onto` [N, D] plus the product of x [N, I], which has no bias. On a GPU one kernel, which writes into `onto`."""
+    """`onto` [N, D] plus the product of x [N, I], without a bias. On a GPU one kernel, which writes into `onto`."""
     weight: object = product.weight
     fused = x.device.type == "cuda" and type(product) is Linear and isinstance(weight, Tensor)
     return onto.addmm_(x, product.weight.t()) if fused else torch.add(onto, product(x))
 
 
 def plus(onto: Tensor, x: Tensor) -> Tensor:
-    """`onto` [N, D] plus x [N, D]. On a GPU x may be in float32 and is rounded with the sum, which goes into `onto`."""
+    """`onto` [N, D] plus x [N, D]. On a GPU x may be float32; the sum is rounded once and written into `onto`."""
     return onto.add_(x) if onto.device.type == "cuda" else onto + x.to(onto.dtype)
 
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
-    """[N, D] and [V, D] -> float32 [N, V], not rounded on the way. A GPU needs no float32 copies for that."""
+    """[N, D] and [V, D] -> float32 [N, V], without rounding. A GPU needs no float32 copies for this."""
     if x.device.type == "cuda" and x.dtype != torch.float32 and hasattr(torch.ops.aten.mm, "dtype"):
         return torch.mm(x, weight.t(), out_dtype=torch.float32)
     return F.linear(x.float(), weight.float())
 
 
 class SideBySide(nn.Module):
-    """A module with products of one input. On a GPU their tables lie side by side: one product computes them all.
+    """A module with several products of one input. On a GPU their weights are adjacent: one product computes them all.
 
-    The parameters keep their names and are slices of the common table, so that nothing is held twice. Packed weights
-    stay apart.
+    The parameters keep their names and are slices of the common table, so nothing is stored twice. Packed weights
+    stay separate.
 
     together  names of parameters whose tables belong together, group by group
     """
@@ -107,11 +107,11 @@ class SideBySide(nn.Module):
         return [F.linear(x, table, self.joint.get(f"{names[0]}.bias"))]
 
     def make_room(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-        """Common tables without numbers: the slice of each parameter, by its name."""
+        """Common tables without storage: the slice of each parameter, by its name."""
         slices: dict[str, Tensor] = {}
         for names in self.together:
             shapes = [list(self.get_parameter(name).shape) for name in names]
-            dim = max(0, len(shapes[0]) - 2)  # of the outputs: experts come before them
+            dim = max(0, len(shapes[0]) - 2)  # the axis of the outputs; that of experts comes before it
             sizes = [shape[dim] for shape in shapes]
             table = torch.empty([*shapes[0][:dim], sum(sizes), *shapes[0][dim + 1 :]], dtype=dtype, device=device)
             self.joint[names[0]] = table
@@ -119,10 +119,10 @@ class SideBySide(nn.Module):
         return slices
 
     def settle(self) -> None:
-        """Called when the parameters have their place on a device, for what is worked out once."""
+        """Called when the parameters are on their device, for what is computed once."""
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        """`to`, `half` and their like move parameter by parameter. On a GPU they are put together again."""
+        """`to`, `half` and similar methods move parameter by parameter. On a GPU the tables are joined again."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.joint = {}
         first = next(self.parameters())
@@ -136,6 +136,6 @@ class SideBySide(nn.Module):
 
 
 def gated(parts: list[Tensor]) -> Tensor:
-    """Gate and up, apart or side by side in one tensor -> SiLU(gate) * up."""
+    """Gate and up, separate or in one tensor -> SiLU(gate) * up."""
     gate, up = parts if len(parts) == 2 else parts[0].chunk(2, dim=-1)
     return F.silu(gate) * up

@@ -1,4 +1,4 @@
-"""Weights kept in 8 or 4 bits. A product turns them back into numbers, a few rows at a time.
+"""Weights stored in 8 or 4 bits. A product unpacks them, a few rows at a time.
 
 int8  one scale per output channel, symmetric: 8 bits per weight
 int4  a scale and a lowest value per 32 neighbouring weights of a row, two weights in a byte: 5 bits per weight
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 KINDS = ("int8", "int4")
 GROUP = 32  # weights that share a scale and a lowest value in int4
-ROUTERS = ".gate.weight"  # small, and a small error there sends a token to another expert
+ROUTERS = ".gate.weight"  # routers are small, and a small error there sends a token to another expert
 CACHED = 1 << 19  # weights that are unpacked at a time on a CPU: they stay in its cache
 UNPACKED = 1 << 25  # and elsewhere: much less than the memory that packing saves
 
 
 class PackedWeight(nn.Module):
-    """A weight [V, D], or a stack of them [E, V, D], in 8 or 4 bits. It stands where a tensor would stand.
+    """A weight [V, D], or a stack of them [E, V, D], in 8 or 4 bits. It is used in place of a tensor.
 
     values  int8 […, V, D]; for int4 uint8 […, V, D / 2], the first half of a row in the low bits
     scale   float32 […, V, 1]; for int4 float16 […, V, D / GROUP, 1]
-    lowest  only for int4, float16, like `scale`: what a value of 0 stands for
+    lowest  only for int4, float16, shaped like `scale`: the number that a value of 0 means
     """
 
     def __init__(self, values: Tensor, scale: Tensor, lowest: Tensor | None) -> None:
@@ -64,11 +64,11 @@ class PackedWeight(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Its device."""
         return self.values.device
 
     def put(self, start: int, weight: Tensor) -> None:
-        """Pack float [R, D] into the rows from `start` on; the rows of a stack are counted through."""
+        """Pack float [R, D] into the rows from `start` on; rows of a stack are numbered consecutively."""
         rows = slice(start, start + len(weight))
         values, weight = self.values.flatten(0, -2), weight.to(self.device, torch.float32)
         if self.lowest is None:
@@ -107,7 +107,7 @@ class PackedWeight(nn.Module):
 
 
 def check_kind(kind: object) -> str | None:
-    """A way to quantise, by name; None for none."""
+    """A kind of quantization by name; None for none."""
     if kind is not None and kind not in KINDS:
         raise unknown("way to quantize", str(kind), KINDS)
     return kind if isinstance(kind, str) else None
@@ -116,17 +116,17 @@ def check_kind(kind: object) -> str | None:
 def make_room(
     model: nn.Module, table: object, kind: str, device_of: Callable[[str], torch.device]
 ) -> dict[str, PackedWeight]:
-    """Put room for packed weights into a model that was built without storage; the weights, by name.
+    """Allocate packed weights in a model that was built without storage; returns them by name.
 
     table      the model's output table
-    device_of  where the tensor of a name goes
+    device_of  the device of the tensor with a name
     """
     packed = {}
     for name, parameter in list(_large(model)):
         if kind == "int4" and parameter.shape[-1] % GROUP:
             raise TacgError(
                 f"{type(model).__name__} cannot be quantized to int4: {name!r} is {parameter.shape[-1]} wide, which is "
-                f"no multiple of {GROUP}. Use int8."
+                f"not a multiple of {GROUP}. Use int8."
             )
         home, _, last = name.rpartition(".")
         place = PackedWeight.empty("int8" if parameter is table else kind, tuple(parameter.shape), device_of(name))
@@ -138,7 +138,7 @@ def make_room(
 
 
 def _large(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The weights of products, alone or stacked, but for routers."""
+    """The weights of products, single or stacked, without routers."""
     for home, module in model.named_modules():
         for last, parameter in module.named_parameters(prefix=home, recurse=False):
             alone = isinstance(module, nn.Linear) and parameter.dim() == 2 and not last.endswith(ROUTERS)

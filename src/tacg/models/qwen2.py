@@ -1,9 +1,9 @@
 """Qwen2 natively (Yang et al., "Qwen2.5 Technical Report", 2024): Dream's body, with blocks.
 
-As Qwen2 itself each position sees only what is before it. It writes from left to right and knows no mask, so it cannot
-be decoded here: it is what a draft is checked against (`apd`). As Fast-dLLM v2 (Wu et al., "Fast-dLLM v2: Efficient
-Block-Diffusion LLM", 2025) a position sees its own block, too. In both, what comes out is aligned: position i predicts
-token i. The first token of a block is predicted by the block before it, complete as it is.
+Qwen2 itself is causal: it writes from left to right and has no mask, so it cannot be decoded here; it serves as a
+verifier of drafts (`apd`). In Fast-dLLM v2 (Wu et al., "Fast-dLLM v2: Efficient Block-Diffusion LLM", 2025) a position
+also sees its own block. In both, the output is aligned: position i predicts token i. The first token of a block is
+predicted by the last position of the block before it, which is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FAST_DLLM = "Fast_dLLM_Qwen"
 
 
 class Qwen2(Dream):
-    """The network. Small ones read and write with one table, which their checkpoints hold once or twice."""
+    """The network. Small ones have one table for embeddings and output, which checkpoints contain once or twice."""
 
     def __init__(self, config: DreamConfig, *, tied: bool, block: int = 1) -> None:
         super().__init__(config)

@@ -1,8 +1,7 @@
-"""Qwen3 natively, dense or with experts (Yang et al., "Qwen3 Technical Report", 2025), made to look both ways.
+"""Qwen3 natively, dense or with experts (Yang et al., "Qwen3 Technical Report", 2025), made bidirectional.
 
 The body of Tiny-A2D, SDAR, TraDo and RND1, and of LLaDA-MoE (Zhu et al., "LLaDA-MoE: A Sparse MoE Diffusion Language
-Model", 2025). They differ in what a position sees, everything or its own block and what is before it, and in whether
-logits are shifted by one.
+Model", 2025). They differ in attention, full or block-causal, and in whether logits are shifted by one.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ LLADA_MOE = SUPPORTED | {
     "tie_word_embeddings": False,
 }
 SHIFTED = ("rnd1",)  # the logits at a position predict the next token
-BLOCKS = {"sdar": 4, "sdar_moe": 4}  # where config.json has no `block_size`
+BLOCKS = {"sdar": 4, "sdar_moe": 4}  # used if config.json has no `block_size`
 
 
 @dataclass(frozen=True, slots=True)
 class Qwen3Config:
     """The fields of config.json that shape the network.
 
-    experts       how many there are; 0 for a dense body, of which `inner` is the width
+    experts       how many there are; 0 for a dense body, whose width is `inner`
     renormalised  whether the weights of the chosen experts add up to 1
-    tied          one table for reading and writing
+    tied          one table for embeddings and output
     block, shift  as in `ModelSpec`: causal_block and logit_shift
     """
 
@@ -148,7 +147,7 @@ class Qwen3Attention(HeadNorms):
         self.k_norm = RmsNorm(config.head_dim, config.norm_eps)
 
     def forward(self, x: Tensor, turns: Turns) -> Heads:
-        """[N, D] -> what attends."""
+        """[N, D] -> queries, keys and values."""
         heads = self.products(x, "q_proj", "k_proj", "v_proj")
         return prepared(heads, self.sizes, self.head_dim, turns, self.head_norms())
 
@@ -163,7 +162,7 @@ class Qwen3Mixture(nn.Module):
         self.experts = Experts(config.experts, config.width, config.expert_inner)
 
     def forward(self, onto: Tensor, x: Tensor) -> Tensor:
-        """[N, D] -> [N, D]: `onto` plus what comes of x."""
+        """[N, D] -> [N, D]: `onto` plus the output for x."""
         score = F.softmax(self.gate(x).float(), dim=1)
         weight, chosen = score.topk(self.chosen, dim=1)
         if self.renormalised:
@@ -172,7 +171,7 @@ class Qwen3Mixture(nn.Module):
 
 
 class Qwen3(Network):
-    """The network; module names spell the checkpoint's tensor names, but for the stacked experts."""
+    """The network; module names match the checkpoint's tensor names, except for the stacked experts."""
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()

@@ -15,11 +15,11 @@ def route(
 ) -> tuple[Tensor, Tensor]:
     """Scores of the experts float32 [N, E] -> the K chosen ones int64 [N, K] and their weights float32 [N, K].
 
-    bias   [E], takes part in the choice only
+    bias   [E], only affects the choice
     count  K
     """
     experts = logits.shape[1]
-    fits = not (experts & (experts - 1) or groups & (groups - 1))  # powers of 2, as Triton wants them
+    fits = not (experts & (experts - 1) or groups & (groups - 1))  # powers of 2, as Triton requires
     if HAS_TRITON and fits and logits.device.type == "cuda" and not torch.compiler.is_compiling():
         from tacg.models.triton_routing import route as in_one_kernel
 
@@ -30,7 +30,7 @@ def route(
 def step_by_step(
     logits: Tensor, bias: Tensor, groups: int, kept_groups: int, count: int, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """The rule to be read. A group is as good as its best two experts."""
+    """The readable version. A group's score is the sum of its two best experts."""
     score = logits.sigmoid()
     wish = score + bias.float()
     group = wish.view(len(wish), groups, -1)

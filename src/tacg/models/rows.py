@@ -1,4 +1,4 @@
-"""How packed tokens split into rows: the rotation of each token, and attention within rows.
+"""Packed tokens as rows: the rotation of each token, and attention within rows.
 
 On the CPU each row attends by itself (`PackedRows`), so that its rounding does not depend on its neighbours. On a
 device all rows attend at once (`DeviceRows`), so that the number of kernels does not depend on the number of rows.
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class Turns(NamedTuple):
-    """How tokens turn with their position: cosine and sine [N, 1, D], and on a GPU the partner of each dimension [D].
+    """Rotary embedding by position: cosine and sine [N, 1, D], and on a GPU the partner of each dimension [D].
 
-    With partners, D is the size of a head, and the sine of a first half is negative.
+    With partners, D is the size of a head, and the sine of the first half is negative.
     """
 
     cos: Tensor
@@ -47,14 +47,14 @@ def turn_into(x: Tensor, out: Tensor, turns: Turns) -> None:
     if turns.partner is None:
         raise ValueError("without partners")
     parts = x * turns.cos, x.index_select(-1, turns.partner), turns.sin
-    if torch.compiler.is_compiling():  # which cannot write into a part of a tensor, and needs no help
+    if torch.compiler.is_compiling():  # the compiler cannot write into a part of a tensor, and needs no help here
         out.copy_(torch.addcmul(*parts))
     else:
         torch.addcmul(*parts, out=out)
 
 
 def packed_rows(spans: Sequence[Span], *words: Any, device: torch.device, **named: Any) -> PackedRows:
-    """The rows of these spans, as the device likes them. Of spans that come again they are known (see `Spans`)."""
+    """The rows of these spans, in the form that suits the device. For repeated spans they are kept (see `Spans`)."""
     kind = PackedRows if device.type == "cpu" else DeviceRows
     if not isinstance(spans, Spans):
         return kind(spans, *words, device=device, **named)
@@ -66,12 +66,12 @@ def packed_rows(spans: Sequence[Span], *words: Any, device: torch.device, **name
 
 
 class PackedRows:
-    """Rows that attend one by one, neighbours of equal length in one call.
+    """Rows that attend one by one; neighbours of equal length share a call.
 
-    spans     of the rows; `block` makes attention block-causal, `window` lets it see so many positions to each side
-    rotary    how many dimensions of a head turn with the position
-    dtype     of the activations; `wide` rotates in float32 all the same (as LLaDA does)
-    layers    how many there are
+    spans     of the rows; `block` makes attention block-causal, `window` limits it to so many positions on each side
+    rotary    how many dimensions of a head are rotated
+    dtype     of the activations; with `wide`, rotation is in float32 regardless (as in LLaDA)
+    layers    the number of layers
     position    int64 [N], of each token in its row
     has_before  int64 [N], 0 for the first token of each span, 1 for all others
     """
@@ -80,7 +80,7 @@ class PackedRows:
         self, spans: Sequence[Span], rotary: int, theta: float, *, device: torch.device, dtype: torch.dtype,
         wide: bool = False, block: int | None = None, window: int | None = None, layers: int = 1,
     ) -> None:  # fmt: skip
-        # Not `spans` itself: that may know these rows, and nobody frees a circle at once.
+        # Not `spans` itself, which may refer to these rows: a reference cycle would not be freed at once.
         self.spans, self.device, self.layers = tuple(spans), device, layers
         self.block, self.window = block, window
         inside = torch.cat([torch.arange(len(span)) for span in self.spans])
@@ -100,7 +100,7 @@ class PackedRows:
 
     @cached_property
     def masks(self) -> list[Tensor | None]:
-        """Of each row: see `_visible`."""
+        """The visible keys of each row: see `_visible`."""
         return [_visible(span, self.block, self.window, self.device) for span in self.spans]
 
     def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,7 +142,7 @@ class PackedRows:
         return _attention(q[None], k[None], v[None], mask)[0]
 
     def _show(self, layer: int, q: Tensor, k: Tensor) -> None:
-        """Fill the attention maps that are asked for. Each row by itself, so that neighbours do not matter."""
+        """Fill the requested attention maps, row by row, so that neighbours do not matter."""
         sizes = [len(span) for span in self.spans]
         for span, mask, mine, own in zip(self.spans, self.masks, *(torch.split(x, sizes) for x in (q, k)), strict=True):
             asked = span.attention
@@ -154,7 +154,7 @@ class PackedRows:
 
 
 class DeviceRows(PackedRows):
-    """Rows that attend all at once: where their tokens and keys lie is worked out on the host, for one upload."""
+    """Rows that attend all at once: the positions of their tokens and keys are computed on the host, for one upload."""
 
     known: Turns | None = None
 
@@ -176,7 +176,7 @@ class DeviceRows(PackedRows):
         return found[: len(tables)]
 
     def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Both at once, where sums are rounded on the way out."""
+        """Rotates queries and keys at once; rounds only the result."""
         if self.device.type != "cuda":
             return super().rotate(q, k)
         x = torch.cat([q, k], dim=1)
@@ -184,7 +184,7 @@ class DeviceRows(PackedRows):
         return x[:, : q.shape[1]], x[:, q.shape[1] :]
 
     def turns(self, size: int) -> Turns:
-        """With a partner, and as wide as a head, where all heads turn at once."""
+        """The rotation with partners, as wide as a head, if all heads are rotated at once."""
         if self.device.type != "cuda":
             return super().turns(size)
         if self.known is None:
@@ -192,7 +192,7 @@ class DeviceRows(PackedRows):
             partner = torch.arange(size, device=self.device)
             partner[:turning] = partner[:turning].roll(half)
             sin = torch.cat([-self.sin[..., :half], self.sin[..., half:]], dim=-1)
-            still = (0, size - turning)  # dimensions that do not turn: by 1 and 0
+            still = (0, size - turning)  # dimensions that are not rotated: cosine 1, sine 0
             self.known = Turns(F.pad(self.cos, still, value=1.0), F.pad(sin, still), partner)
         return self.known
 
@@ -213,10 +213,10 @@ def _is_masked(span: Span, block: int | None, window: int | None) -> bool:
 
 
 def _visible(span: Span, block: int | None, window: int | None, device: torch.device) -> Tensor | None:
-    """bool [span, keys]: which keys each position sees (see `Span`). None where all see everything.
+    """bool [span, keys]: the keys that each position sees (see `Span`). None: full attention.
 
-    block   only its own block and what is before
-    window  only so far to each side
+    block   only its own block and what is before it
+    window  only this many positions to each side
     """
     if not _is_masked(span, block, window):
         return None
@@ -242,7 +242,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> T
 
 
 def _attention_weights(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-    """What fused attention does not tell: [T, H, D] and keys [S, KV, D] -> probabilities float32 [H, T, S]."""
-    queries = q.float().transpose(0, 1).reshape(k.shape[1], -1, q.shape[2])  # heads that share keys side by side
+    """Attention probabilities, which fused kernels do not return: [T, H, D], keys [S, KV, D] -> float32 [H, T, S]."""
+    queries = q.float().transpose(0, 1).reshape(k.shape[1], -1, q.shape[2])  # heads that share keys are adjacent
     scores = (queries @ k.float().permute(1, 2, 0)).view(-1, len(q), len(k)) * q.shape[2] ** -0.5
     return torch.softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf), dim=2)

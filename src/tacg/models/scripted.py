@@ -1,4 +1,4 @@
-"""A denoiser without a network: it plays logits that were written down beforehand."""
+"""A denoiser without a network: it plays prepared logits."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class ScriptedDenoiser:
-    """Plays trajectories. The first token of a row's prompt says which one.
+    """Plays trajectories. The first token of a row's prompt selects one.
 
     scripts  one float tensor [steps, positions, V] each; positions count from the start of the row, prompt included.
-             After the last step it repeats. A row that has not fewer masks than at its last call starts over.
+             The last step is repeated at the end. A row with as many masks as at the last call, or more, starts over.
     """
 
     def __init__(self, scripts: Sequence[Tensor], *, mask_id: int = 1, eos_ids: tuple[int, ...] = (0,)) -> None:

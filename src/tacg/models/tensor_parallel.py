@@ -1,7 +1,7 @@
 """One model over several processes: each holds a part of the heads and of the feed-forward of every layer.
 
-Every process runs the same program on the same requests and comes to the same tokens. Twice a layer they add up what
-each of them made of its part. For dense families; for experts, and for servers over many GPUs, see docs/engines.md.
+Every process runs the same program on the same requests and writes the same tokens. Twice per layer they sum their
+partial results. For dense families only; for experts, and for servers over many GPUs, see docs/engines.md.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from tacg.models.experts import Experts
 from tacg.models.layers import LayerSteps
 from tacg.models.products import Linear
 
-# Products that make heads or the inner features: each process has some of their outputs.
+# Products that compute heads or the inner features: each process has some of their outputs.
 MAKING = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "ff_proj")
-# Products that read them: each process has some of their inputs, and the outputs are added up.
+# Products that read them: each process has some of their inputs, and the outputs are summed.
 READING = ("o_proj", "attn_out", "down_proj", "ff_out")
 
 
 class SummedLinear(Linear):
-    """A learned product whose inputs are spread over processes."""
+    """A linear layer whose inputs are split over processes."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, part of I] -> [N, D], summed over all processes."""
@@ -34,7 +34,7 @@ class SummedLinear(Linear):
 
 
 def split_over_processes(model: nn.Module) -> None:
-    """Keep this process's part of every layer. `torch.distributed` has begun, and the model is on its device.
+    """Keep this process's part of every layer. `torch.distributed` must be initialized, and the model on its device.
 
     The parts that are not kept are freed. Embeddings, norms and the output table stay whole.
     """
@@ -53,7 +53,7 @@ def split_over_processes(model: nn.Module) -> None:
                 owner.sizes = [size // count for size in owner.sizes]
             for name in {*MAKING, *READING} & dict(owner.named_children()).keys():
                 setattr(owner, name, _part(getattr(owner, name), rank, count, summed=name in READING))
-        layer.to(next(layer.parameters()).device)  # tables that lie side by side are put together again
+        layer.to(next(layer.parameters()).device)  # adjacent tables are joined again
 
 
 def _part(product: Linear, rank: int, count: int, *, summed: bool) -> Linear:

@@ -1,4 +1,4 @@
-"""Checkpoints with random weights in the official layouts, made on the spot. They have learned nothing."""
+"""Untrained checkpoints: random weights in the official layouts, written when needed."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def tiny_checkpoint() -> Path:
-    """The directory of the tiny checkpoint: written on first use, gone with the process."""
+    """The directory of the tiny checkpoint: written on first use, deleted when the process ends."""
     return write_checkpoint(Path(_scratch().name))
 
 
@@ -144,8 +144,8 @@ def write_checkpoint(
 ) -> Path:
     """Write a random checkpoint in a family's official layout. `shape` overrides fields of config.json.
 
-    `liveliness` scales the output head: larger makes the random posteriors more peaked, so that every branch of
-    a decoder gets something to do.
+    `liveliness` scales the output head: a larger value makes the random posteriors more peaked, so that every branch
+    of a decoder is exercised.
     """
     directory.mkdir(parents=True, exist_ok=True)
     tokens = SPECIALS + sorted(set(string.printable) - set("\t\r\x0b\x0c"))
@@ -153,7 +153,7 @@ def write_checkpoint(
     model = _network(config, seed, liveliness)
     weights: dict[str, torch.Tensor] = {}
     for name, made in model.state_dict().items():
-        if made.dim() == 3:  # experts are stacked here, and apart in the files
+        if made.dim() == 3:  # experts are stacked here, but separate in the files
             stem, _, part = name.rpartition(".")
             weights |= {f"{stem}.{number}.{part}.weight": each.clone() for number, each in enumerate(made)}
         else:
@@ -188,7 +188,7 @@ def _network(config: dict[str, Any], seed: int, liveliness: float) -> AnyNetwork
 
 
 def _random(name: str, shape: tuple[int, ...], liveliness: float, generator: torch.Generator) -> torch.Tensor:
-    """Random weights of a size that keeps activations alive."""
+    """Random weights, scaled so that activations neither vanish nor explode."""
     if len(shape) == 1:
         if name.endswith("bias"):
             return torch.randn(shape, generator=generator) * 0.1
@@ -197,7 +197,7 @@ def _random(name: str, shape: tuple[int, ...], liveliness: float, generator: tor
     if name in ("model.transformer.ff_out.weight", "lm_head.weight"):
         scale *= liveliness
     elif "q_proj" in name or "k_proj" in name or "query_key_value" in name:
-        scale *= 2.5  # sharp attention: neighbouring masks see different things
+        scale *= 2.5  # sharp attention, so that neighbouring masks get different predictions
     return torch.randn(shape, generator=generator) * scale
 
 

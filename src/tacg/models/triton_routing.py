@@ -13,7 +13,7 @@ def route_kernel(  # type: ignore[no-untyped-def]
     logits, row_stride, bias, chosen_out, weight_out, scaling,
     experts: tl.constexpr, groups: tl.constexpr, kept_groups: tl.constexpr, count: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
-    """`experts` and `groups` are powers of 2; `width` is the one that holds `count`. Of equals the first is taken."""
+    """`experts` and `groups` are powers of 2; `width` is the smallest that holds `count`. Ties go to the first."""
     row = tl.program_id(0).to(tl.int64)
     number, nothing = tl.arange(0, experts), float("-inf")
     score = tl.sigmoid(tl.load(logits + row * row_stride + number).to(tl.float32))

@@ -1,4 +1,4 @@
-"""From the tensors of a checkpoint to a model: all are compared with it first, then each is placed as it is read."""
+"""From the tensors of a checkpoint to a model: all are checked against it first, then placed as they are read."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
     from tacg.models.layers import Network
 
-    Tell = Callable[[int, int], None]  # told how many of how many bytes are loaded
+    Tell = Callable[[int, int], None]  # called with (bytes loaded, total bytes)
 
-PIECE = 1 << 20  # numbers that are converted at a time: little memory beside what is kept
+PIECE = 1 << 20  # values converted at a time, so that conversion needs little extra memory
 
 
 class Unfilled(TorchFunctionMode):
-    """Modules that are made here have no storage and no first values.
+    """Modules created in this context have no storage and no initial values.
 
-    PyTorch would choose values even without storage, and import 900 modules (150 MB) to do so.
+    PyTorch would initialize values even without storage, and import 900 modules (150 MB) for it.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -49,8 +49,8 @@ class StoredTensor:
     """A tensor in a file.
 
     kind    its type as safetensors spells it: F32, BF16, F16, …; for packed tensors, what they unpack to
-    read    its rows [start, stop), counted through all but the last dimension: [R, D]
-    mapped  whether what was read is the file itself, mapped into memory
+    read    its rows [start, stop), where rows are all dimensions but the last: [R, D]
+    mapped  whether `read` returns the file itself, mapped into memory
     """
 
     file: str
@@ -62,7 +62,7 @@ class StoredTensor:
 
     @property
     def rows(self) -> int:
-        """How many rows there are to read."""
+        """The number of rows."""
         return math.prod(self.shape[:-1])
 
     @property
@@ -102,7 +102,7 @@ class Safetensors:
                     yield StoredTensor(file.name, name, shape, str(part.get_dtype()), read)
 
     def _files(self) -> list[Path]:
-        """The shards that the index lists, or all files there are."""
+        """The shards that the index lists, or all files."""
         directory = self.place
         index = directory / "model.safetensors.index.json"
         if is_file(index):
@@ -118,9 +118,7 @@ class Safetensors:
         files = sorted(file for file in directory.glob("*.safetensors") if is_file(file))
         if not files:
             pickled = sorted(file.name for pattern in ("*.bin", "*.pt", "*.pth") for file in directory.glob(pattern))
-            hint = (
-                "is a pickle, which can run code: `tacg convert` reads only its tensors and makes safetensors of them."
-            )
+            hint = "is a pickle, which can run code: `tacg convert` turns its tensors into safetensors."
             raise TacgError(f"{directory} has no *.safetensors file." + (f" {pickled[0]} {hint}" if pickled else ""))
         return files
 
@@ -136,7 +134,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def own_dtype(weights: Weights) -> torch.dtype:
-    """What most of the weights are kept in."""
+    """The type of most of the weights."""
     numbers: dict[str, int] = {}
     for tensor in weights:
         numbers[tensor.kind] = numbers.get(tensor.kind, 0) + math.prod(tensor.shape)
@@ -150,8 +148,8 @@ def fill(
 ) -> None:  # fmt: skip
     """Put the tensors of a checkpoint into a model that was built without storage.
 
-    What can be used as it is mapped is not copied. All else is converted (and quantised) piece by piece, and the pages
-    it came from are given back. Experts, which may come one by one, go to their slice of the stack; on a GPU, tables
+    Tensors that can be used as mapped are not copied. All others are converted (and quantized) piece by piece, and
+    their pages are released. Experts, which may be stored one by one, go to their slice of the stack; on a GPU, tables
     that belong together go to their slice of a common one.
     """
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -176,7 +174,7 @@ def fill(
         done += size
         if tell is not None:
             tell(done, total)
-    model.load_state_dict(placed, assign=True, strict=False)  # `_places` has made sure that nothing is missing
+    model.load_state_dict(placed, assign=True, strict=False)  # `_places` has checked that nothing is missing
     model.requires_grad_(False)
     model.quantize = quantize
     for module in model.modules():
@@ -185,7 +183,7 @@ def fill(
 
 
 def _common_tables(model: Network, dtype: torch.dtype, device_of: Callable[[str], torch.device]) -> dict[str, Tensor]:
-    """On a GPU: where the tensors go whose tables lie side by side, by name."""
+    """On a GPU: the slices for tensors whose tables are adjacent, by name."""
     if device_of("").type != "cuda":
         return {}
     modules = [(prefix, module) for prefix, module in model.named_modules() if isinstance(module, SideBySide)]
@@ -197,7 +195,7 @@ def _common_tables(model: Network, dtype: torch.dtype, device_of: Callable[[str]
 
 
 def _convert(tensor: StoredTensor, room: Tensor | PackedWeight, first: int) -> None:
-    """Write a stored tensor into the rows of its room, from row `first` on."""
+    """Write a stored tensor into the rows of its parameter, from row `first` on."""
     height, step = room.shape[-2] if len(room.shape) > 1 else 1, max(1, PIECE // (tensor.shape or (1,))[-1])
     start = 0
     while start < tensor.rows:
@@ -246,7 +244,7 @@ def _all(shape: tuple[int, ...], experts: set[int | None] | None) -> bool:
 
 
 def _check_tensor(tensor: StoredTensor, wanted: tuple[int, ...] | None, expert: int | None) -> None:
-    """Compare a tensor of a file with the parameter that it is for."""
+    """Check a tensor of a file against its parameter."""
     what = f"{tensor.file}: {tensor.name!r}"
     if wanted is None:
         raise TacgError(f"{what} is an unexpected tensor; config.json describes no such part.")

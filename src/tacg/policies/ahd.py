@@ -26,7 +26,7 @@ class Ahd(Wrapper):
 
     name: ClassVar[str] = "ahd"
 
-    window: int = knob(6, "steps that are held against each other, this one included", symbol="H", low=2, high=100)
+    window: int = knob(6, "number of steps that are compared, including this one", symbol="H", low=2, high=100)
     max_drift: float = knob(
         0.01, "mean divergence below which a position of a later block is stable", symbol="ε", low=0, per_row=True
     )
@@ -48,7 +48,7 @@ class Ahd(Wrapper):
         active = signals.eligible if signals.active is None else signals.active
         below, base_state = self.base.decide(replace(signals, eligible=active, active=None), state["base"])
         ahead = signals.eligible & ~active & (signals.drift < self.max_drift)
-        # If only later blocks got something, the active block's readiest position is added here, not as a fallback.
+        # If only later blocks got something, the best position of the active block is added here, not as a fallback.
         stuck = ahead.any(dim=1, keepdim=True) & ~(below.base & active).any(dim=1, keepdim=True)
         ready = below.base | ahead | (top(below.rank, active, 1) & stuck)
         blocks = signals.grid.amax(dim=1) + 1 - signals.current

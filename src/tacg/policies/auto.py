@@ -32,11 +32,9 @@ class Auto(Policy):
 
     bound: float = knob(0.03, "bound on the joint entropy, in nats", symbol="γ", low=0, per_row=True)
     discount: float = knob(
-        0.5, "what a proposal costs after one more step unchanged, as a share", symbol="δ", low=0, high=1, per_row=True
+        0.5, "factor on a proposal's cost for each step without a change", symbol="δ", low=0, high=1, per_row=True
     )
-    least: float = knob(
-        0.125, "what it costs at least, as a share of its entropy", symbol="δ_min", low=0, high=1, per_row=True
-    )
+    least: float = knob(0.125, "minimum cost, as a share of the entropy", symbol="δ_min", low=0, high=1, per_row=True)
 
     @property
     def needs(self) -> Needs:

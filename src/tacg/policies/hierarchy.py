@@ -30,7 +30,7 @@ class Hierarchy(Policy):
     name: ClassVar[str] = "hierarchy"
     frontier: ClassVar = ("low", (0.2, 0.4, 0.5, 0.62, 0.75, 0.9))
 
-    threshold: float = knob(0.76, "confidence that needs no run", symbol="τ_high", low=0, high=1, per_row=True)
+    threshold: float = knob(0.76, "confidence that is committed anywhere", symbol="τ_high", low=0, high=1, per_row=True)
     low: float = knob(0.62, "confidence of the surest of a run", symbol="τ_low", low=0, high=1, per_row=True)
     remask: float | None = knob(
         None, "confidence below which a committed token is open again (none: never)", symbol="τ_re", low=0, high=1,

@@ -32,7 +32,7 @@ class JointThreshold(Policy):
         0.0, "what the confidence of another token must exceed to replace a committed one", symbol="θ_edit", low=0,
         high=1, per_row=True,
     )  # fmt: skip
-    post_edit_steps: int = knob(16, "steps in a full block at most (SGLang: max_post_edit_steps)", low=0, per_row=True)
+    post_edit_steps: int = knob(16, "maximum steps in a full block (SGLang: max_post_edit_steps)", low=0, per_row=True)
 
     @property
     def revises(self) -> bool:

@@ -27,7 +27,7 @@ class Lookum(Policy):
     name: ClassVar[str] = "lookum"
     frontier: ClassVar = ("bypass", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99))
 
-    paths: int = knob(3, "alternatives per step, a forward each", symbol="N", low=2, high=32)
+    paths: int = knob(3, "alternatives per step, one forward each", symbol="N", low=2, high=32)
     k: int = knob(2, "positions that a path writes", symbol="k", low=1)
     spread: float = knob(0.1, "noise on the confidences that rank positions", symbol="τ_pos", low=0, per_row=True)
     bypass: float = knob(

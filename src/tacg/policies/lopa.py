@@ -30,7 +30,7 @@ class Lopa(Policy):
     frontier: ClassVar = ("threshold", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99))
 
     threshold: float = knob(0.9, "what a confidence must exceed", symbol="τ", low=0, high=1, per_row=True)
-    branches: int = knob(3, "lookahead branches, a forward each beside the anchor's", symbol="b", low=1, high=32)
+    branches: int = knob(3, "lookahead branches, one forward each plus the anchor's", symbol="b", low=1, high=32)
     sure_by: str = knob("entropy", "what ranks positions and branches", choices=("entropy", "confidence"))
     add: float | None = knob(
         None, "share of the last open block that opens the next one (none: one block at a time)", symbol="θ_add",

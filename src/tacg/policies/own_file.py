@@ -1,7 +1,7 @@
 """Policies from a Python file that the user names: `file.py:Class`, also under a wrapper, `tacg+file.py:Class`.
 
-Naming a file runs it. So this is only called for what a person typed: the command line calls it, the server never does
-for a request, and `get_policy` knows such a policy only after it has been loaded.
+Naming a file runs it. So this is only used for what a person typed on the command line, never for requests to a server.
+`get_policy` knows such a policy only after it has been loaded.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ SUFFIX = ".py"
 
 
 def load_own(spec: str) -> tuple[str, str]:
-    """Register the policy of a spelling such as `tacg+own.py:Bold:preset.toml`.
+    """Register the policy of a name such as `tacg+own.py:Bold:preset.toml`.
 
-    Returns the spelling with the policy's name in place of file and class, and the part that was replaced; anything
-    else is returned as it is, with an empty text.
+    Returns the name with the policy's registered name in place of file and class, and the part that was replaced. Any
+    other name is returned unchanged, with an empty text.
     """
     wrappers, rest = "", spec
     while (parts := rest.partition("+"))[1] and parts[0] in policy_names():
@@ -68,7 +68,7 @@ def _class(module: ModuleType, path: str, name: str) -> type[Policy]:
     ]
     if not name:
         there = f"it has {', '.join(defined)}" if defined else "it has none"
-        raise TacgError(f"Say which policy of {path!r} you mean, as in {path}:Class; {there}.")
+        raise TacgError(f"Name a policy of {path!r}, as in {path}:Class; {there}.")
     cls: Any = getattr(module, name, None)
     if cls is None:
         raise unknown(f"policy of {path!r}:", name, defined)
@@ -88,7 +88,7 @@ def _is_policy(value: object) -> bool:
 
 
 def _registered(cls: type[Policy]) -> str:
-    """The name of the class in the registry: its own, or that of the class in small letters."""
+    """The policy's name in the registry: its `name`, or the class name in lower case."""
     name = cls.name if "name" in vars(cls) else cls.__name__.lower()
     register(name)(cls)
     return name

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 HEADINGS = ("Rule", "Published", "When to use it")
 TABLE = ("<!-- policies: make decoder-pages -->", "<!-- end of policies -->")  # marks around the README's table
-CHOICE = ("<!-- which decoder: make decoder-pages -->", "<!-- end of which decoder -->")  # around another one
-GIVES = (2, 10)  # points of accuracy that fewer forwards may cost
 # What each need means; others are shown by name.
 MEANINGS = {
     "names": "Signals",
@@ -37,7 +35,7 @@ MEANINGS = {
     "scope": "Positions in view",
     "committed": "Committed positions are read, too",
     "samples": "Sampled tokens per position",
-    "branches": "Branches per step, a forward each",
+    "branches": "Branches per step, one forward each",
 }
 
 
@@ -73,7 +71,7 @@ def pages(agreement: Sequence[ResultRow] = (), arena: Sequence[ResultRow] = ()) 
     arena      rows of decodes: `policy`, `task`, `n`, `accuracy`, `steps`, `tpf`
     """
     made = {f"{name}.md": page(name, agreement, arena) for name in BUILT_IN}
-    head = "# Decoders\n\nA page each: its rule, its knobs, what it needs, and figures: the authors' and ours.\n\n"
+    head = "# Decoders\n\nOne page per decoder: its rule, its knobs, what it needs, the authors' figures and ours.\n\n"
     return made | {"README.md": head + overview("")}
 
 
@@ -101,48 +99,10 @@ def overview(folder: str) -> str:
 
 def with_table(text: str, folder: str) -> str:
     """The text with an up-to-date table of policies between the two marks."""
-    return _between(text, TABLE, overview(folder))
+    return between(text, TABLE, overview(folder))
 
 
-def with_choice(text: str, arena: Sequence[ResultRow], folder: str) -> str:
-    """The text with an up-to-date `choice` between its two marks."""
-    return _between(text, CHOICE, choice(arena, folder))
-
-
-def choice(arena: Sequence[ResultRow], folder: str) -> str:
-    """Which decoder when: for each task the most accurate, and those with the fewest forwards not far below it."""
-    lines = []
-    for task in dict.fromkeys(row["task"] for row in arena):
-        newest = {row["policy"]: row for row in arena if row["task"] == task}
-        most = max(row["n"] for row in newest.values())
-        rows = [row for row in newest.values() if row["n"] == most]
-        best = max(rows, key=lambda row: (row["accuracy"], -row["forwards"]))
-        cells = [_setting(best, folder)]
-        for give in GIVES:
-            near = [row for row in rows if row["accuracy"] >= best["accuracy"] - give / 100]
-            cells.append(_setting(min(near, key=lambda row: (row["forwards"], -row["accuracy"])), folder))
-        lines.append((f"{task}, n = {most}", *cells))
-    columns = ("task", "most accurate", *(f"fewest forwards, at most {give} points below" for give in GIVES))
-    words = (
-        "On `pocket`, each decoder at the settings that were run. Brackets are 95 % intervals. Forwards are model "
-        "calls per problem; a branch that looks ahead counts as one. The choice was made on "
-        "the problems it is shown on, so it is a little lucky, and another model may prefer another decoder."
-    )
-    return f"{words}\n\n{_table(columns, sorted(lines))}\n"
-
-
-def _setting(row: ResultRow, folder: str) -> str:
-    """One decoder and what it reaches: `eb`, 88.8 % [85.7, 91.3] in 14.4 forwards."""
-    name = row["policy"].partition("(")[0].partition("+")[0]
-    low, high = (100 * bound for bound in row["accuracy_ci"])
-    reaches = f"{100 * row['accuracy']:.1f} % [{low:.1f}, {high:.1f}] in {row['forwards'] / row['n']:.1f} forwards"
-    second = row["auxiliary_forwards"] / row["n"]
-    return f"[`{row['policy']}`]({folder}{name}.md): {reaches}" + (
-        f" and {second:.1f} of a second model" if second else ""
-    )
-
-
-def _between(text: str, marks: tuple[str, str], content: str) -> str:
+def between(text: str, marks: tuple[str, str], content: str) -> str:
     """The text with new content between two marks."""
     start, end = marks
     if text.count(start) != 1 or text.count(end) != 1:
@@ -169,7 +129,7 @@ def _knobs(policy: Policy) -> str:
          each.type_name.replace("|", "or"), each.meaning)
         for each in policy.knobs().values() if each.name not in base
     ]  # fmt: skip
-    table = _table(("knob", "symbol", "default", "values", "meaning"), lines)
+    table = markdown_table(("knob", "symbol", "default", "values", "meaning"), lines)
     return table + (f"\n\nAnd those of the policy that it wraps, `{DEFAULT_BASE}` by default." if base else "")
 
 
@@ -182,7 +142,7 @@ def _needs(policy: Policy) -> str:
             lines.append(f"- {meaning}." if value is True else f"- {meaning}: {_spelled(value)}.")
     if policy.revises:
         lines.append("- It revises: what it has written in an open block is not final.")
-    return "\n".join(lines) or "Nothing beyond the proposal and its confidence: no state, no extra forward."
+    return "\n".join(lines) or "Only the proposal and its confidence: no state, no extra forward."
 
 
 def _spelled(value: Any) -> str:
@@ -192,7 +152,7 @@ def _spelled(value: Any) -> str:
 
 
 def _figures(name: str, rows: Sequence[ResultRow]) -> str:
-    mine: dict[tuple[str, str], ResultRow] = {}  # of each setting the newest row with the most problems
+    mine: dict[tuple[str, str], ResultRow] = {}  # for each setting, the newest row with the most problems
     for row in (row for row in rows if row.get("policy", "").partition("(")[0] == name):
         setting = row["task"], row["policy"]
         if setting not in mine or row["n"] >= mine[setting]["n"]:
@@ -204,7 +164,7 @@ def _figures(name: str, rows: Sequence[ResultRow]) -> str:
          f"{row['tpf']:.2f}")
         for row in sorted(mine.values(), key=lambda row: (row["task"], row["steps"]))
     ]  # fmt: skip
-    return _table(("task", "settings", "n", "accuracy", "steps", "tokens per forward"), lines)
+    return markdown_table(("task", "settings", "n", "accuracy", "steps", "tokens per forward"), lines)
 
 
 def _agreement(name: str, rows: Sequence[ResultRow]) -> str:
@@ -222,9 +182,9 @@ def _agreement(name: str, rows: Sequence[ResultRow]) -> str:
     ]  # fmt: skip
     columns = ("decoder", "model", "code", "n", "same tokens", "same steps", "differ by rounding", "by a known cause")
     remarks = dict.fromkeys(f"- {row['decoder']}: {row['why']}" for row in mine if row["why"])
-    return "\n".join([_table(columns, lines), "", *remarks])
+    return "\n".join([markdown_table(columns, lines), "", *remarks])
 
 
-def _table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+def markdown_table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     """A Markdown table, with columns aligned left."""
     return "\n".join(f"| {' | '.join(line)} |" for line in (columns, ["---"] * len(columns), *lines))

@@ -46,5 +46,5 @@ def _preset_file(policy: str, path: Path) -> dict[str, Any]:
         raise TacgError(f"The preset file {str(path)!r}: {wrong}; `tacg tune` writes such files.")
     if preset.get("policy") != policy:
         theirs = preset["policy"][:80]
-        raise TacgError(f"{path} is a preset of {theirs!r}: spell it {theirs}:{path}.")
+        raise TacgError(f"{path} is a preset of {theirs!r}: write {theirs}:{path}.")
     return {"knobs": preset.get("knobs", {}), "decode": preset.get("decode", {})}

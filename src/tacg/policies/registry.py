@@ -1,4 +1,4 @@
-"""Policies by name: built in, registered in this process, or announced by other packages."""
+"""Policies by name: built in, registered in this process, or provided by other packages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tacg.policies.presets import find_preset
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-GROUP = "tacg.policies"  # the entry-point group in which other packages announce policies
+GROUP = "tacg.policies"  # the entry-point group in which other packages provide policies
 
 BUILT_IN = {  # in the order in which tables list them
     "schedule": "tacg.policies.schedule:Schedule",
@@ -120,5 +120,5 @@ def _build(name: str) -> Policy:
     if issubclass(cls, Wrapper):
         return cls(base=_build(inner or DEFAULT_BASE))
     if inner:
-        raise TacgError(f"`{outer}` wraps no other policy, so {name!r} means nothing; try `tacg+{outer}`.")
+        raise TacgError(f"`{outer}` does not wrap other policies, so {name!r} is not valid; try `tacg+{outer}`.")
     return cls()

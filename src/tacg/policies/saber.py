@@ -28,7 +28,7 @@ class Saber(Policy):
     frontier: ClassVar = ("n", (8, 6, 4, 3, 2, 1))
 
     n: int = knob(2, "commits per step at least", symbol="n", low=1)
-    share: int = knob(8, "one re-mask for so many commits", symbol="μ", low=1)
+    share: int = knob(8, "commits per re-masked position", symbol="μ", low=1)
 
     @property
     def revises(self) -> bool:

@@ -42,7 +42,7 @@ class Schedule(Policy):
     frontier: ClassVar = ("steps", (8, 16, 24, 32, 48, None))  # the decode's setting; this policy has no other
 
     rank_by: str = knob("confidence", "what readiness means", choices=("confidence", "margin", "entropy", "random"))
-    rank_temperature: float = knob(0.0, "how much of the ranking is chance", symbol="T", low=0)
+    rank_temperature: float = knob(0.0, "randomness of the ranking (0: none)", symbol="T", low=0)
     pace: str = knob(
         "even", "how many commits per step: LLaDA's or Dream's", choices=("even", "linspace", "independent")
     )

@@ -30,7 +30,7 @@ class SlowFast(Policy):
     frontier: ClassVar = ("threshold", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99))
 
     threshold: float = knob(0.9, "confidence to commit", symbol="τ_high", low=0, high=1, per_row=True)
-    low: float = knob(0.3, "confidence that a cycle reaches out for", symbol="τ_min", low=0, high=1, per_row=True)
+    low: float = knob(0.3, "confidence that marks the end of a cycle", symbol="τ_min", low=0, high=1, per_row=True)
     k: int = knob(6, "slow steps of a cycle", symbol="K", low=1, per_row=True)
 
     def start(self, rows: int, width: int, device: torch.device) -> State:

@@ -30,11 +30,11 @@ class Streaming(Policy):
     name: ClassVar[str] = "streaming"
     frontier: ClassVar = ("threshold", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99))
 
-    threshold: float = knob(0.9, "confidence to commit while all is masked", symbol="τ", low=0, high=1, per_row=True)
+    threshold: float = knob(0.9, "confidence to commit in an empty block", symbol="τ", low=0, high=1, per_row=True)
     alpha: float = knob(
         0.4, "how far the threshold falls with the share of masks", symbol="α", low=0, high=1, per_row=True
     )
-    suffix: int = knob(96, "masks behind the block that are computed", symbol="W", low=0)
+    suffix: int = knob(96, "masks after the block that are computed", symbol="W", low=0)
 
     @property
     def needs(self) -> Needs:

@@ -28,10 +28,10 @@ class Swd(Wrapper):
     name: ClassVar[str] = "swd"
 
     stability_lambda: float = knob(
-        5.0, "how much it counts against a position to move", symbol="λ", low=0, per_row=True
+        5.0, "how strongly a changing posterior lowers the confidence", symbol="λ", low=0, per_row=True
     )
     first: str = knob(
-        "neutral", "what a first observation is held against: itself (neutral) or the uniform distribution",
+        "neutral", "what a first observation is compared with: itself (neutral) or the uniform distribution",
         choices=("neutral", "uniform"),
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""TACG as its authors released it for LLaDA: Wang et al., 2026, the code beside the paper.
+"""TACG as its authors released it for LLaDA: Wang et al., 2026, the code published with the paper.
 
 Here promotions are picked first, and the History Gate then filters them together with the base set; `tacg.gate`
 follows the paper's order. docs/paper-and-code.md lists every difference. The authors' runs observe the whole sequence
@@ -43,8 +43,8 @@ class Released(Wrapper):
     tau_escape: float = knob(0.95, "confidence that needs no persistence (above 1: never)", symbol="τ_esc", low=0)
     m: int = knob(3, "steps a proposal must persist", symbol="m", low=1)
     k_extra: int = knob(2, "maximum promotions per row and step", symbol="K_extra", low=0)
-    k_ratio: float = knob(0.25, "promotions also at most this share of the base set, but at least 1", low=0)
-    allow_empty: bool = knob(True, "promote also when the base set is empty")
+    k_ratio: float = knob(0.25, "also cap promotions at this share of the base set, at least 1", low=0)
+    allow_empty: bool = knob(True, "also promote when the base set is empty")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +72,8 @@ class Released(Wrapper):
 class TacgReleased(Released):
     """The rule of the released LLaDA code: pick the base set and promotions, then keep those that have persisted.
 
-    If none has, the readiest picked position is committed; if nothing was picked, the readiest position of all.
+    If none has, the picked position with the highest readiness is committed; if nothing was picked, the position with
+    the highest readiness of all.
     """
 
     name: ClassVar[str] = "tacg-released"

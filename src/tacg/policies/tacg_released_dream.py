@@ -1,4 +1,4 @@
-"""TACG as its authors released it for Dream: Wang et al., 2026, the code beside the paper; two rules.
+"""TACG as its authors released it for Dream: Wang et al., 2026, the code published with the paper; two rules.
 
 Neither has an EMA of logits: support is the gain in the proposal's probability since the previous step; at a first
 observation it is the whole probability. The History Gate applies to promotions only, never to the base set. If nothing

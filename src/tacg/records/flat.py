@@ -19,7 +19,7 @@ Plain = dict[str, str | int | float | bool | None]
 
 
 class RowTable(list[ResultRow]):
-    """The rows of a file: a list of dicts that can also be had as a table.
+    """The rows of a file: a list of dicts that can be converted to a table.
 
     header  of a results file: what its items depend on; empty for other files
     """
@@ -65,7 +65,7 @@ def read_rows(path: str | Path) -> RowTable:
 def flatten(row: Mapping[str, Any]) -> Plain:
     """A row with plain values only.
 
-    x_ci = [low, high]   two columns, x_low and x_high, behind x
+    x_ci = [low, high]   two columns, x_low and x_high, after x
     x = [low, mid, high] three columns, x (the middle one), x_low and x_high
     x = {name: value}    a column x.name for each value
     Other lists, which hold a value for every problem or step, are left out.
@@ -76,7 +76,7 @@ def flatten(row: Mapping[str, Any]) -> Plain:
             found |= {f"{name}.{inner}": each for inner, each in flatten(value).items()}
         elif isinstance(value, list | tuple):
             found |= _interval(name, list(value))
-        elif name != "correct" or isinstance(value, bool):  # a mark for every problem, unless it is one problem's
+        elif name != "correct" or isinstance(value, bool):  # otherwise one value per problem
             found[name] = value
     return found
 

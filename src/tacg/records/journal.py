@@ -80,14 +80,14 @@ def refuse_unwritable(path: Path, *, resume: bool) -> None:
     """Raise unless a journal can be begun here or, with `resume`, continued."""
     make_room(path)
     if path.exists() and not resume:
-        raise TacgError(f"{path} is there already: go on with it (--resume) or name another file.")
+        raise TacgError(f"{path} exists already: continue it with --resume, or name another file.")
 
 
 def read_journal(path: Path) -> tuple[ResultRow, list[ResultRow]]:
     """Header and rows of a journal, finished or not."""
     header, rows, _ = _parse(read_bytes(path, "results file"), path)
     if header is None:
-        raise TacgError(f"{path} is no results file: it has no header.")
+        raise TacgError(f"{path} is not a results file: it has no header.")
     return header, rows
 
 
@@ -117,7 +117,7 @@ def _parse(content: bytes, path: Path) -> tuple[ResultRow | None, list[ResultRow
     """Header, rows and their size in bytes; anything after the last complete row (left by a crash) is ignored."""
     rows, end = parse_rows(content, path)
     if rows and not isinstance(rows[0].get("run"), dict):
-        raise TacgError(f"{path} is no results file of `tacg eval`; it holds {what_is(rows[0])}.")
+        raise TacgError(f"{path} is not a results file of `tacg eval`; it holds {what_is(rows[0])}.")
     if not rows and not content.startswith(BEGINNING) and not BEGINNING.startswith(content):
-        raise TacgError(f"{path} is no results file; name another one.")  # never overwrite such a file
+        raise TacgError(f"{path} is not a results file; name another one.")  # never overwrite such a file
     return (rows[0], rows[1:], end) if rows else (None, [], 0)

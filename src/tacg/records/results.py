@@ -124,7 +124,7 @@ def _impossible(row: ResultRow, n: int) -> str:
     """Describe what is inconsistent in a row, or return an empty text."""
     known = {"number", *Item.__dataclass_fields__}
     if more := sorted(row.keys() - known):
-        return f"`{more[0][:80]}` is no field of this version's rows"
+        return f"`{more[0][:80]}` is not a field of this version's rows"
     if row["number"] >= n:
         return f"`number` must be below the {n} problems of the run, got {row['number']}"
     if len(row["pace"]) != row["steps"]:

@@ -63,9 +63,9 @@ def parse_rows(content: bytes, path: Path) -> tuple[list[ResultRow], int]:
     rows = []
     for number, line in enumerate(content[:end].split(b"\n")[:-1], start=1):
         where = f"{path}, line {number}"
-        row = parse_json(line, where, "delete the line, it will be made again")
+        row = parse_json(line, where, "delete the line, and it will be computed again")
         if not isinstance(row, dict):
-            raise TacgError(f"{where}: must be a JSON object; delete the line, it will be made again.")
+            raise TacgError(f"{where}: must be a JSON object; delete the line, and it will be computed again.")
         rows.append(row)
     return rows, end
 
@@ -120,7 +120,7 @@ class Ledger:
 
 
 def _no_row(path: Path, line: int, wrong: str) -> TacgError:
-    return TacgError(f"{path}, line {line}: {wrong}; delete the line, it will be made again.")
+    return TacgError(f"{path}, line {line}: {wrong}; delete the line, and it will be computed again.")
 
 
 def key_of(**facts: Any) -> str:

@@ -26,7 +26,7 @@ th { color: #777; font-weight: 500 }
 img { max-width: 100% }
 .note { color: #777 }
 @media (prefers-color-scheme: dark) {
-  body { background: #16181c; color: #ddd } th, td { border-color: #333 } img { background: #fff }
+  body { background: #16181c; color: #ddd } th, td { border-color: #333 }
 }
 </style>
 <h1>{{ title }}</h1>

@@ -37,7 +37,7 @@ def row_of(path: Path) -> ResultRow:
     """The row of a results file, finished or not: `n` items of the `of` requested, `numbers` says which."""
     header, items = read_results(path)
     if not items:
-        raise TacgError(f"{path} has no items yet; go on with it (tacg eval --resume).")
+        raise TacgError(f"{path} has no items yet; continue it with tacg eval --resume.")
     run, ordered = header["run"], tuple(items[number] for number in sorted(items))
     row = summary(ordered, run["task"], header["model"]["model"], run["policy"], run["seed"])
     facts = {"of": run["n"], "split": run["split"], "data": run["data"], "dtype": header["model"]["dtype"]}
@@ -66,7 +66,7 @@ def _rows_in(path: Path) -> list[ResultRow]:
     if found.header:
         return [row_of(path)]
     if not found:
-        raise TacgError(f"{path} must hold rows or results; it holds nothing yet.")
+        raise TacgError(f"{path} must contain rows or results; it is empty.")
     if strange := next((row for row in found if not (is_evaluation(row) or "key" in row or "bench" in row)), None):
         raise TacgError(f"{path} must hold rows or results of tacg; it holds {what_is(strange)}.")
     return [{"name": row.get("policy", path.stem), **row} if is_evaluation(row) else row for row in found]

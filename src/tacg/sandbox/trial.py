@@ -35,7 +35,7 @@ from tacg.errors import TacgError, unknown
 from tacg.sandbox.helper import Helper, Helpers
 
 LEVELS = {
-    "namespaces": "own root, processes and network; nobody's rights; limits on time, memory, files and processes",
+    "namespaces": "own root, processes and network; no privileges; limits on time, memory, files and processes",
     "process": "limits on time, memory, files and processes; it can read what its user can read",
     "none": "model-written code cannot be run here",
 }

@@ -155,7 +155,7 @@ def _asked(source: Path, key: str, column: str) -> tuple[list[Any], dict[Any, di
         for name in (key, column):
             if name not in row:
                 has = ", ".join(row)[:200] or "nothing"
-                raise TacgError(f"{source}, row {number} has no column {name!r}, it has {has}: say which to take.")
+                raise TacgError(f"{source}, row {number} has no column {name!r}, it has {has}: name the right one.")
         if type(row[key]) not in (str, int) or not isinstance(row[column], str):
             raise TacgError(f"{source}, row {number}: {key!r} must be text or a whole number, {column!r} text.")
         names.append(row[key])
@@ -208,7 +208,7 @@ def _table(source: Path, key: str, column: str) -> Iterator[dict[str, Any]]:
         for batch in parquet.ParquetFile(source).iter_batches(columns=wanted):
             yield from batch.to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
-        raise TacgError(f"{source} is no Parquet file that can be read: {str(error).splitlines()[0]}.") from None
+        raise TacgError(f"{source} cannot be read as Parquet: {str(error).splitlines()[0]}.") from None
 
 
 def _answers(rows: Sequence[dict[str, Any]], key: str, names: set[Any], out: Path) -> dict[Any, dict[str, Any]]:
@@ -220,6 +220,6 @@ def _answers(rows: Sequence[dict[str, Any]], key: str, names: set[Any], out: Pat
             wrong = "a second answer to" if type(name) in (str, int) and name in answers else "no prompt has the name"
             raise TacgError(f"{out}, line {line}: {wrong} {brief(name)}; delete the line, or name another file.")
         if wrong := misfit(row, ANSWER):
-            raise TacgError(f"{out}, line {line}: {wrong}; delete the line, it will be made again.")
+            raise TacgError(f"{out}, line {line}: {wrong}; delete the line, and it will be computed again.")
         answers[name] = row
     return answers

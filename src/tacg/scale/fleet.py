@@ -93,7 +93,7 @@ class Fleet:
         with told_here():
             identities = ray.get([each.identity.remote() for each in self.replicas])
         if any(each != identities[0] for each in identities):
-            raise TacgError(f"{source!r} is not the same model on every machine of the cluster; copy it afresh.")
+            raise TacgError(f"{source!r} is not the same model on every machine of the cluster; copy it again.")
         self.identity: dict[str, str] = identities[0]
 
     def generate(
@@ -106,7 +106,7 @@ class Fleet:
         from tacg.engine.loop import refuse_failures
 
         if isinstance(settings.get("seed"), Sequence):
-            raise TacgError("A fleet takes one `seed` for all prompts; seeds of their own need an LLM.")
+            raise TacgError("A fleet takes one `seed` for all prompts; for one seed per prompt, use an LLM.")
         pool, outputs = ActorPool(self.replicas), dict[int, Any]()
         todo = shares(prompts, batch_size, len(self.replicas))
         for share in todo:
@@ -185,7 +185,7 @@ def start(address: str) -> Any:
         try:
             ray.init(address=address, log_to_driver=False, include_dashboard=False if address == "local" else None)
         except (ConnectionError, ValueError) as error:
-            raise TacgError(f"No Ray cluster at {address!r}: {error} Start one, or say --ray local.") from None
+            raise TacgError(f"No Ray cluster at {address!r}: {error} Start one, or use --ray local.") from None
     return ray
 
 
@@ -202,4 +202,4 @@ def told_here() -> Iterator[None]:
         raise
     except ray.exceptions.RayActorError as error:
         cause = str(error).splitlines()[0]
-        raise TacgError(f"Replicas are lost again and again ({cause}); is there enough memory for them?") from None
+        raise TacgError(f"Replicas keep failing ({cause}); is there enough memory for them?") from None

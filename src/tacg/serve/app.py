@@ -27,6 +27,7 @@ from tacg.serve.limits import Limits
 from tacg.serve.metrics import Metrics
 from tacg.serve.openai import Chat, Completion, Shape, usage
 from tacg.serve.parse_request import Defaults, Reader
+from tacg.serve.problems import SEEDS, Example
 from tacg.serve.refusal import Refusal, bad
 from tacg.serve.replay import Replayer
 from tacg.serve.rows import GoneError, Rows, unless_gone
@@ -70,6 +71,7 @@ class Service:
             Route("/v1/models", self.models),
             Route("/v1/models/{name:path}", self.one_model),
             Route("/v1/tacg/info", self.info),
+            Route("/v1/tacg/example/{task}", self.example),
             Route("/health", self.health),
             Route("/metrics", self.prometheus),
             *(Route(path, functools.partial(_file, file)) for path, file in files.items()),
@@ -172,7 +174,8 @@ class Service:
                     yield await asyncio.to_thread(_line, lines, told)
                 elif isinstance(told, Done):
                     _cost(ask, [Answer(output=told.output)], note)
-                    yield json.dumps(lines.end(told.output))
+                    grade = await asyncio.to_thread(_graded, ask, told.output)
+                    yield json.dumps(lines.end(told.output, grade))
 
     async def replay(self, request: Request) -> Response:
         """One or two traces as a standalone page that plays them."""
@@ -189,6 +192,13 @@ class Service:
         if self._facts is None:
             self._facts = await asyncio.to_thread(describe, self.llm, self.defaults, self.limits)
         return json_response(self._facts)
+
+    async def example(self, request: Request) -> Response:
+        """A problem of a task, chosen by `?seed=`."""
+        seed = request.query_params.get("seed", "0")
+        if not (seed.isascii() and seed.isdigit() and int(seed[:12]) < SEEDS):
+            raise bad(f"`seed` must be a whole number in [0, {SEEDS}).", "seed")
+        return json_response(await asyncio.to_thread(Example(request.path_params["task"], int(seed)).document))
 
     async def health(self, request: Request) -> Response:
         """Whether the server accepts requests."""
@@ -308,6 +318,13 @@ def _choices(answers: list[Answer], shape: Shape, *, logprobs: bool) -> list[dic
     ]
 
 
+def _graded(ask: Ask, output: Output) -> dict[str, Any] | None:
+    """The grade of an answer to a known problem. A program is not graded if the client wrote parts of it."""
+    if ask.problem is None or (ask.canvas and ask.problem.task == "pocket-code"):
+        return None
+    return ask.problem.grade(output.text)
+
+
 def _line(lines: Lines, step: Step) -> str:
     return json.dumps(lines.step(step))
 
@@ -337,6 +354,6 @@ async def _fault(request: Request, _: Exception) -> Response:
 
 async def _no_such(request: Request, error: HTTPException) -> Response:
     """Unknown path, or a method that the path does not support."""
-    told = f"{request.method} {request.url.path[:64]} is nothing that this server does."
+    told = f"{request.method} {request.url.path[:64]} is not a route of this server."
     code = "method_not_allowed" if error.status_code == 405 else "not_found"
     return refused_response(Refusal(error.status_code, told, code=code, headers=error.headers or {}))

@@ -44,7 +44,7 @@ class Batcher:
         self._waiting: deque[Job] = deque()
         # Each engine with its rows. The first is the batch; the others hold one row each, after a failed step.
         self._engines: dict[Engine, dict[int, Job]] = {Engine(llm.model, limits.rows, llm.verifier): {}}
-        self._room, self._well = limits.rows, 0  # rows that fit memory, as far as known; rows finished since then
+        self._room, self._well = limits.rows, 0  # rows known to fit into memory; rows finished since then
         self._draining = self._stopped = False
         self.failure = ""  # why this batcher can never decode again
         self._usual = 1.0  # moving average of a job's duration in seconds

@@ -78,7 +78,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(word: str) -> Any:
-    raise ValueError(f"{word} is not a number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _number(word: str) -> float:

@@ -66,8 +66,8 @@ class Access:
             return cls(api_key, frozenset({*LOCAL, host.lower(), *also}), **more)
         if api_key is None and not insecure:
             raise TacgError(
-                f"`--host` {host} lets other machines in: give them a key with --api-key (or TACG_API_KEY), or say "
-                "--insecure if anybody may use this server."
+                f"`--host` {host} opens the server to other machines: set a key with --api-key (or TACG_API_KEY), or "
+                "pass --insecure if anybody may use this server."
             )
         return cls(api_key, frozenset({*LOCAL, *also}) if also else None, **more)
 
@@ -205,7 +205,7 @@ class _Visit:
 
 
 FAULT = Refusal(
-    500, "The server made a mistake; its log says more.", "server_error", code="internal_error", headers=NOT_AGAIN
+    500, "Internal server error; see the server's log.", "server_error", code="internal_error", headers=NOT_AGAIN
 )
 
 

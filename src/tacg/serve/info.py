@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 from tacg.engine.request import Decode
 from tacg.errors import TacgError
 from tacg.policies import Wrapper, get_policy, policy_class, policy_names
+from tacg.policies.presets import presets
+from tacg.policies.recommended import recommended
 from tacg.serve.parse_request import SERVERS_OWN
-from tacg.tasks import get_task, task_names
+from tacg.serve.problems import Example
+from tacg.tasks import task_names
 from tacg.tasks.familiar import KNOWS
 from tacg.version import __version__
 
@@ -33,7 +36,9 @@ def describe(llm: LLM, defaults: Defaults, limits: Limits) -> dict[str, Any]:
         "defaults": {"policy": defaults.policy, "settings": dict(defaults.settings)},
         "policies": [_policy(name) for name in _spellings()],
         "decode": [_knob(each) for name, each in decode.items() if name not in SERVERS_OWN],
-        "examples": [_example(name) for name in task_names()],
+        "examples": [Example(name, 0).document() for name in task_names()],
+        "presets": _presets(),
+        "recommended": recommended() if llm.model.spec.name == "pocket" else {},
         "limits": dataclasses.asdict(limits),
     }
 
@@ -59,7 +64,9 @@ def _loads(name: str) -> bool:
 def _policy(name: str) -> dict[str, Any]:
     policy: Policy = get_policy(name)
     about = (type(policy).__doc__ or "").strip().partition("\n")[0]
-    return {"name": name, "about": about, "knobs": [_knob(each) for each in policy.knobs().values()]}
+    inner = policy.base if isinstance(policy, Wrapper) and not policy.frontier else policy
+    main = inner.frontier[0] if inner.frontier else None
+    return {"name": name, "about": about, "main": main, "knobs": [_knob(each) for each in policy.knobs().values()]}
 
 
 def _knob(each: Knob) -> dict[str, Any]:
@@ -67,7 +74,10 @@ def _knob(each: Knob) -> dict[str, Any]:
     return facts | {"type": facts.pop("kind").__name__, "choices": list(each.choices)}
 
 
-def _example(name: str) -> dict[str, Any]:
-    task = get_task(name)
-    (problem,) = task.problems("test", 1)
-    return {"task": name, "prompt": problem.prompt, "settings": dict(task.decode)}
+def _presets() -> dict[str, dict[str, Any]]:
+    """The knobs of published settings, by policy and preset."""
+    found: dict[str, dict[str, Any]] = {}
+    for full, preset in presets().items():
+        policy, _, name = full.partition(":")
+        found.setdefault(policy, {})[name] = preset["knobs"]
+    return found

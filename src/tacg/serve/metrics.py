@@ -18,7 +18,7 @@ MEANINGS = {
     "tacg_forwards_total": "Forwards, counted per row.",
     "tacg_engine_steps_total": "Steps of the whole batch.",
     "tacg_engine_restarts_total": "Times that a step of the batch failed and its rows started again, each alone.",
-    "tacg_memory_shortages_total": "Times that memory did not suffice for a step, and rows were put back or ended.",
+    "tacg_memory_shortages_total": "Times that a step ran out of memory, and rows were put back or ended.",
 }
 
 

@@ -12,6 +12,7 @@ from tacg.engine.request import Decode, Request, resolve
 from tacg.errors import TacgError, unknown
 from tacg.policies import get_policy
 from tacg.serve.body import NAME, Body, blame, brief, is_int, is_number
+from tacg.serve.problems import SEEDS, Example
 from tacg.serve.refusal import Refusal, bad
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Ask:
     shown       the prompts as text, for traces and logs
     constraint  what every answer must match
     canvas      ids of a template, with the mask id in its holes; () for an answer from scratch
+    problem     the problem that the prompt asks, so that the answer can be graded
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -75,6 +77,7 @@ class Ask:
     logprobs: bool = False
     constraint: Automaton | None = None
     canvas: tuple[int, ...] = ()
+    problem: Example | None = None
 
     def rows(self) -> list[Request]:
         """One row per answer: n for the first prompt, n for the second, … Answers to a prompt differ by seed."""
@@ -98,7 +101,7 @@ class Reader:
         _, decode = resolve(defaults.policy, dict(defaults.settings))  # raises now rather than at every request
         if decode.gen_length > limits.gen_length:
             raise TacgError(
-                f"`gen_length` of a request that does not say is {decode.gen_length}, above the limit of "
+                f"The default `gen_length` of requests is {decode.gen_length}, above the limit of "
                 f"{limits.gen_length}: lower it with --set gen_length=…, or raise --max-length."
             )
 
@@ -115,7 +118,7 @@ class Reader:
         pattern = self._format(body)
         logprobs = body.flag("logprobs")
         top = body.take(
-            "top_logprobs", "0: only the chosen token's is known", lambda value: is_int(value) and value == 0
+            "top_logprobs", "0: only the chosen token's logprob is known", lambda value: is_int(value) and value == 0
         )
         if top is not None and not logprobs:
             raise bad("`top_logprobs` must come with `logprobs` true.", "top_logprobs")
@@ -141,7 +144,9 @@ class Reader:
         return self._ask(body, prompts, shown, logprobs is not None)
 
     def decode(self, document: Any) -> Ask:
-        """`/v1/decode`: a `prompt` or `messages`, policy, settings, perhaps a `template` and a `response_format`."""
+        """`/v1/decode`: a `prompt` or `messages`, policy, settings, perhaps a `template`, a `response_format` and a
+        `problem` (task and seed), whose answer is graded.
+        """
         body = Body(document)
         self._model(body, required=False)
         if ("prompt" in body) == ("messages" in body):
@@ -155,9 +160,9 @@ class Reader:
         else:
             shown = body.take("prompt", "a text", lambda value: isinstance(value, str))
             prompt = self._encode(shown, template, "prompt")
-        return self._ask(
-            body, (prompt,), shown, False, openai=False, pattern=self._format(body), canvas=self._template(body)
-        )
+        problem, pattern, canvas = _problem(body, shown), self._format(body), self._template(body)
+        ask = self._ask(body, (prompt,), shown, False, openai=False, pattern=pattern, canvas=canvas)
+        return replace(ask, problem=problem)
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -203,7 +208,7 @@ class Reader:
         )
         options = self._options(body, len(prompts)) if openai else {}
         policy, decode = self._settings(body, openai=openai)
-        if canvas:  # as of `LLM.fill`: the template has its own length, and text behind a hole must stay
+        if canvas:  # as in `LLM.fill`: the template has its own length, and text after a hole must stay
             decode = replace(decode, gen_length=len(canvas), early_stop=False)
         ask = Ask(prompts, shown, policy, decode, float(deadline), logprobs=logprobs, canvas=canvas, **options)
         if pattern is not None:
@@ -342,6 +347,22 @@ def _drop_names(body: Body) -> None:
         body.take(name, "a text", lambda value: isinstance(value, str))
 
 
+def _problem(body: Body, shown: str) -> Example | None:
+    """The `problem` that the prompt asks; refused if its prompt is another one."""
+    wants = "an object with `task`, a text, and `seed`, a whole number >= 0"
+    given = body.take(
+        "problem", wants,
+        lambda value: isinstance(value, dict) and set(value) == {"task", "seed"} and isinstance(value["task"], str)
+        and is_int(value["seed"]) and 0 <= value["seed"] < SEEDS,
+    )  # fmt: skip
+    if given is None:
+        return None
+    example = Example(given["task"], given["seed"])
+    if example.problem.prompt != shown:
+        raise bad("`prompt` must be that of the `problem`: leave `problem` out for another one.", "problem")
+    return example
+
+
 def _message(number: int, message: Any) -> dict[str, str]:
     """One message, reduced to role and text."""
     where = f"messages.{number}"
@@ -350,7 +371,7 @@ def _message(number: int, message: Any) -> dict[str, str]:
     role, content = message.get("role"), message.get("content")
     for name, value in message.items():
         if name not in ("role", "content") and not (name in EMPTY_IN_MESSAGE and value in (None, [])):
-            raise bad(f"`{where}` must have `role` and `content` alone, got {name[:NAME]!r} as well.", where)
+            raise bad(f"`{where}` must have only `role` and `content`, got {name[:NAME]!r} as well.", where)
     role = "system" if role == "developer" else role  # the newer name for the same role
     if role not in ROLES:
         told = f"`{where}.role` must be one of {', '.join(ROLES)}, got {brief(role)}."

@@ -63,29 +63,29 @@ def cut_off() -> Refusal:
 
 def late(seconds: float) -> Refusal:
     """The deadline has passed."""
-    told = f"The answer was not complete within {seconds:g} s; ask for fewer tokens, or when less is going on."
+    told = f"The answer was not complete within {seconds:g} s; ask for fewer tokens, or try again later."
     return Refusal(504, told, "server_error", code="deadline_exceeded", headers=NOT_AGAIN)
 
 
 def broken() -> Refusal:
     """The server has failed and is ending."""
-    told = "The server's device has failed and the server ends; send the request again, in a moment or to another one."
+    told = "The server's device has failed and the server is stopping; try again in a moment, or on another server."
     return Refusal(503, told, "server_error", code="server_failed", headers={"retry-after": "30"})
 
 
 def no_memory(*, alone: bool) -> Refusal:
     """There is not enough memory for the row, now or at all."""
-    told = "Memory does not suffice for this request"
+    told = "There is not enough memory for this request"
     if alone:
         told += ", even alone; shorten its prompt, or ask for fewer tokens."
         return Refusal(503, told, "server_error", code="out_of_memory", headers=NOT_AGAIN)
-    told += " beside the others, and a part of its answer was sent already; send it again in a moment."
+    told += " next to the others, and part of its answer was sent already; send it again in a moment."
     return Refusal(503, told, "server_error", code="out_of_memory", headers={"retry-after": "5"})
 
 
 def interrupted() -> Refusal:
     """The row would have to start again, and might then give another answer."""
-    told = "A step of the batch failed, and a part of this answer was sent already; send the request again."
+    told = "A step of the batch failed, and part of this answer was sent already; send the request again."
     return Refusal(503, told, "server_error", code="interrupted", headers={"retry-after": "1"})
 
 

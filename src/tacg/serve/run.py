@@ -69,7 +69,7 @@ class Server(uvicorn.Server):
     async def _leave(self) -> None:
         batcher, loop = self._service.batcher, asyncio.get_running_loop()
         batcher.drain()
-        log.info("shutting down: %d rows under way, %d waiting", batcher.running, batcher.waiting)
+        log.info("shutting down: %d rows running, %d waiting", batcher.running, batcher.waiting)
         until = loop.time() + self._service.limits.grace
         while loop.time() < until and batcher.alive and batcher.running + batcher.waiting > 0:
             await asyncio.sleep(0.05)
@@ -96,7 +96,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def allow_files(wanted: int) -> None:
-    """Raise this process's limit on open files as far as allowed; the default is often only 1024."""
+    """Raise this process's limit on open files to the allowed maximum; the default is often only 1024."""
     try:
         import resource
     except ModuleNotFoundError:  # not Unix

@@ -21,9 +21,9 @@ class Antibodies(TextsWithHoles):
 
     kind: ClassVar[str] = "antibodies"
 
-    # Less than of reactions: of half a sequence nobody can guess every amino acid.
+    # Less than for reactions: from half a sequence, nobody can guess every amino acid.
     masked: float = knob(0.2, "share of the amino acids that is masked", low=0.05, high=0.95)
-    data: str | None = knob(None, "file of sequences in one-letter code, one per line (none: those that ship)")
+    data: str | None = knob(None, "file of sequences in one-letter code, one per line (none: those in the package)")
 
     def texts(self) -> list[str]:
         """Heavy and light chains."""

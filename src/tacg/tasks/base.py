@@ -15,7 +15,7 @@ from tacg.knobs import Knobs
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-SPLITS = {"train": range(18), "dev": range(18, 19), "test": range(19, 20)}  # of 20 buckets
+SPLITS = {"train": range(18), "dev": range(18, 19), "test": range(19, 20)}  # number of buckets out of 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Problem:
     answer  a reference answer, one of many that the grader accepts
     data    what the grader needs
     infill  whether the prompt is a canvas, in which ⟨n⟩ is a hole of n tokens; the answer is the canvas filled
-    held    what the answer must look like, if anything: a `schema`, a `regex` or `choices`
+    held    the constraint on the answer, if there is one: a `schema`, a `regex` or `choices`
     """
 
     id: str
@@ -185,7 +185,7 @@ def all_names() -> list[str]:
 
 
 def get_task(name: str, **knobs: Any) -> Task:
-    """A task by name; its knobs set the difficulty, or where a set is and how it is asked."""
+    """A task by name; its knobs set the difficulty, or a benchmark's file and its prompts."""
     known = _TASKS | _FREE | _STRUCTURED | _BENCHMARKS | {each: _HOLES[each.partition("-")[0]] for each in _JUDGED}
     if name not in known:
         raise unknown("task", name, known, "tacg tasks")

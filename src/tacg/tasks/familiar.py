@@ -1,4 +1,4 @@
-"""What `pocket` can be asked: its hint for prompts that are like none of its tasks."""
+"""What `pocket` can be asked, and a hint for prompts that are unlike its tasks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MARKS = (
     re.compile(r"\bsudokus?\b", re.IGNORECASE),
 )
 KNOWS = "word problems, small Python functions and 4 by 4 sudokus"
-HINT = f"pocket knows {KNOWS}, and nothing else; this prompt is like none of them. `tacg tasks pocket-math` shows one."
+HINT = f"pocket knows {KNOWS}, and nothing else; this prompt is none of these. `tacg tasks pocket-math` shows one."
 
 
 def is_familiar(prompt: str) -> bool:

@@ -30,10 +30,10 @@ class FileTask(Task):
     examples  the split with worked examples; empty: the set itself
     """
 
-    data: str | None = knob(None, "file of the set: JSON, a line or an array, perhaps gzipped (none: download)")
+    data: str | None = knob(None, "file of the benchmark: JSON lines or an array, may be gzipped (none: download)")
     protocol: str = knob("paper", "whose prompts", choices=("paper", "lm-eval"))
     shots: int = knob(0, "worked examples before the question", low=0, high=100)
-    shots_data: str | None = knob(None, "file they come from (none: the set's own first items, but the one asked)")
+    shots_data: str | None = knob(None, "file of the examples (none: the benchmark's first items except the one asked)")
 
     fixed: ClassVar[bool] = False
     needs: ClassVar[Mapping[str, Any]]
@@ -86,7 +86,7 @@ class FileTask(Task):
         """Worked examples, if any, and the question."""
         shown = [each for each in self._examples() if each != item][: self.shots] if self.shots else []
         if len(shown) < self.shots:
-            raise TacgError(f"`shots` must be at most {len(shown)}, the worked examples there are; got {self.shots}.")
+            raise TacgError(f"`shots` must be at most {len(shown)}, the number of worked examples; got {self.shots}.")
         asked = [f"{self.question(each)}{self._gap}{self.worked(each)}" for each in shown]
         return "\n\n".join([*asked, self.question(item)])
 

@@ -27,7 +27,7 @@ class PocketSudoku(Task):
 
     size: str = knob("4", "cells along a side", choices=("4", "6"))
     puzzles: int = knob(4, "puzzles in a problem", low=1, high=9)
-    clues: int | None = knob(None, "clues at least (none: 7 of 16, 16 of 36)", low=0)
+    clues: int | None = knob(None, "minimum number of clues (none: 7 of 16, 16 of 36)", low=0)
 
     name: ClassVar[str] = "pocket-sudoku"
 

@@ -29,7 +29,7 @@ class Reactions(TextsWithHoles):
     check: str = knob(
         "syntax", "what is valid: closed brackets and rings, or also valence", choices=("syntax", "valence")
     )
-    data: str | None = knob(None, "file of reactions as SMILES, one per line (none: those that ship)")
+    data: str | None = knob(None, "file of reactions as SMILES, one per line (none: those in the package)")
 
     @property
     def name(self) -> str:  # type: ignore[override]

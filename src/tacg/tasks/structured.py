@@ -1,7 +1,7 @@
-"""Pocket's problems with answers of a given form: JSON, the call of a tool, a line within a program.
+"""Pocket's problems with answers of a given form: JSON, a tool call, a line within a program.
 
-Pocket has never seen JSON. Its own reasoning goes into a text field, so that the form costs it as little as possible;
-what it makes of the fields behind it is what these tasks measure.
+Pocket has never seen JSON. Its reasoning goes into a text field, so that the form costs it as little as possible. These
+tasks measure how well it fills the other fields.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Mapping
 
-HOLE = 24  # tokens: more than any line of pocket's programs has
+HOLE = 24  # tokens: more than in any line of pocket's programs
 REASONING = {"type": "string"}
 COUNT = {"type": "integer", "minimum": 0, "maximum": 999}
 
@@ -42,7 +42,7 @@ class JsonMath(PocketMath):
         return {"gen_length": 160, "block_length": 32}
 
     def draw(self, rng: random.Random) -> tuple[str, Problem]:
-        """A story; the reference answer in the form."""
+        """A story, and the reference answer in the required form."""
         key, problem = super().draw(rng)
         return key, replace(problem, answer=json.dumps(self._answer(problem)), held={"schema": self.schema})
 
@@ -58,7 +58,7 @@ class JsonMath(PocketMath):
 
 @dataclass(frozen=True)
 class ToolMath(JsonMath):
-    """The same as the call of a tool that notes who has how many of what."""
+    """The same as a tool call that records who has how many of what."""
 
     name: ClassVar[str] = "tool-math"
     schema: ClassVar[dict[str, Any]] = _object(
@@ -85,7 +85,7 @@ class ToolMath(JsonMath):
 
 @dataclass(frozen=True)
 class InfillCode(PocketCode):
-    """A function of pocket-code of which one line is missing; all before and behind it is given."""
+    """A function of pocket-code with one line missing; everything before and after it is given."""
 
     name: ClassVar[str] = "infill-code"
     origin: ClassVar[str] = "pocket-code"
@@ -102,7 +102,7 @@ class InfillCode(PocketCode):
 
 
 def _told(problem: Problem) -> dict[str, str]:
-    """Who has what, as the question says it: How many apples does Mia have now?"""
+    """Who has what, from the question: How many apples does Mia have now?"""
     words = problem.prompt.rstrip("?").split()
     return {"owner": words[-3], "item": words[-5]}
 

@@ -44,5 +44,5 @@ def fitting(write: Callable[[], str], least: int, most: int) -> str:
 
 
 def tokens_in(text: str) -> int:
-    """How many tokens pocket's tokenizer makes of a text whose words it knows."""
+    """The number of tokens of a text whose words pocket's tokenizer knows."""
     return len(re.findall(PIECES, text))

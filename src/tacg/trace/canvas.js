@@ -6,15 +6,15 @@ const MEANINGS = {
   base: "accepted by the policy",
   extra: "promoted by the trajectory",
   fallback: "nothing passed, so the best candidate was taken",
-  finish: "written with all the rest, to finish",
-  branch: "of the branch that went on",
+  finish: "written with everything that was left, to finish",
+  branch: "part of the branch that was chosen",
   edit: "replaced another token",
   forced: "the only token that the constraint allows",
-  remask: "taken back, masked again",
+  remask: "taken back and masked again",
   recorded: "as recorded",
 };
 const USUAL = ["base", "extra", "fallback"];
-const SPEEDS = {slow: 700, normal: 250, fast: 80, "as it comes": 0};
+const SPEEDS = {slow: 700, normal: 250, fast: 80, "as it comes": 0};  // milliseconds per step
 const CURVES = ["confidence", "support", "streak"];
 
 const make = (tag, className = "", text = "") => Object.assign(document.createElement(tag), {className, textContent: text});
@@ -28,6 +28,7 @@ function shape(tag, attributes, ...children) {
 
 const quoted = text => "“" + text.replaceAll("\n", "↵") + "”";
 const short = value => value === undefined ? "–" : Number.isInteger(value) ? String(value) : value.toPrecision(3);
+const plain = value => String(+value.toPrecision(3));  // of a knob: 0.9, not 0.900
 const steps = count => `${count} step${count === 1 ? "" : "s"}`;
 
 // One trace. It may grow line by line while it is shown; `over` is true once nothing more will come.
@@ -103,6 +104,70 @@ class Decode {
   }
 }
 
+// ---- why, in plain words
+
+// The rule with its numbers: why a position was committed for a reason, or (without one) why it is still masked.
+// `seen` are the signals of that step.
+function because(decode, reason, seen) {
+  const knobs = decode.start.knobs ?? {}, rule = ruled(decode), sure = `confidence ${short(seen.confidence)}`;
+  const bar = knobs.factor == null && rule.byThreshold ? knobs.threshold : undefined;
+  const escapes = knobs.tau_escape !== undefined && seen.confidence >= knobs.tau_escape;
+  const lasted = need => escapes ? `at ${plain(knobs.tau_escape)} or above it need not persist`
+    : `the proposal has lasted ${steps(seen.streak)}, ${need} ${need === 1 ? "is" : "are"} needed`;
+  const gated = knobs.m_base > 1 && seen.streak !== undefined;
+  if (reason === "base") {
+    const passed = bar !== undefined && seen.confidence >= bar ? [`${sure} reaches the threshold ${plain(bar)}`] : rule.words ? [`its rule: ${rule.words}`] : [];
+    if (knobs.kl_threshold !== undefined && seen.kl !== undefined) passed.push(`the posterior has stopped changing (divergence ${short(seen.kl)}, limit ${plain(knobs.kl_threshold)})`);
+    return sentence([...passed, ...gated ? [lasted(knobs.m_base)] : []]);
+  }
+  if (reason === "extra" && knobs.tau_floor !== undefined) {
+    const most = knobs.k_extra === 1 ? "the largest" : `the ${knobs.k_extra} largest`;
+    return sentence([`${sure} is above the floor ${plain(knobs.tau_floor)}`, lasted(knobs.m_extra ?? knobs.m_base), `confidence plus support is among ${most}`]);
+  }
+  if (reason === "fallback") return sentence([`too few positions passed in this step, and this one came first (${sure})`]);
+  if (reason) return "";
+  if (bar !== undefined && seen.confidence < bar) return sentence([`${sure} is below the threshold ${plain(bar)}`]);
+  if (gated && !escapes && seen.streak < knobs.m_base) return sentence([`${sure} would be enough, but ${lasted(knobs.m_base)}`]);
+  return rule.words ? sentence([`it has not passed yet. The rule: ${rule.words}`]) : "";
+}
+
+// The policy's own sentence, with the value of every knob that it names.
+function ruled(decode) {
+  const {rule = "", knobs = {}, policy = ""} = decode.start;
+  const words = rule.replaceAll(/`(\w+)`/g, (_, name) => name in knobs ? `${name} (${knobs[name] ?? "none"})` : name);
+  const inner = policy.replace(/\(.*/, "").split("+").at(-1);
+  return {words, byThreshold: ["tacg", "confidence", "klass", "tacg-released", "tacg-released-dream", "localleap", "credit", "lopa"].includes(inner)};
+}
+
+function sentence(parts) {
+  const text = parts.join("; ").replace(/\.$/, "");
+  return text && `${text[0].toUpperCase()}${text.slice(1)}.`;
+}
+
+// Small sudokus are drawn as grids. Their layout is in the prompt, and an answer has a token per cell and per line break.
+function sudoku({prompt, gen_length: length}) {
+  const asked = prompt?.match(/(\d+) by \1 sudokus? with (\d+) by (\d+) boxes:\n([\s\S]+)$/);
+  if (!asked) return null;
+  const size = +asked[1], puzzles = asked[4].split("\n\n").map(text => text.trim().split(/\s+/)), each = size * (size + 1) + 1;
+  if (puzzles.some(cells => cells.length !== size * size) || length < puzzles.length * each - 1) return null;
+  const cell = position => {
+    const puzzle = Math.floor(position / each), row = Math.floor(position % each / (size + 1)), column = position % each % (size + 1);
+    if (puzzle >= puzzles.length) return null;
+    if (row >= size || column >= size) return {puzzle, kind: "break"};
+    const place = row * size + column, edge = (at, box) => (at + 1) % box === 0 && at + 1 < size;
+    const kind = ["cell", puzzles[puzzle][place] !== "." && "clue", edge(column, +asked[3]) && "edge-right", edge(row, +asked[2]) && "edge-below"];
+    return {puzzle, number: puzzle * size * size + place, kind: kind.filter(Boolean).join(" ")};
+  };
+  return {size, count: puzzles.length, cell};
+}
+
+// The settings of a decode in a line.
+function facts({gen_length: length, settings = {}}) {
+  const blocks = settings.block_length < length ? ` in blocks of ${settings.block_length}` : "";
+  const more = [settings.temperature > 0 && `temperature ${settings.temperature}, seed ${settings.seed}`, !["auto", "none", undefined].includes(settings.cache) && `${settings.cache} cache`];
+  return [`${length} positions${blocks}`, ...more.filter(Boolean)].join(" · ");
+}
+
 // One decode on the stage: its numbers, its canvas, and how much each step committed.
 class Panel {
   constructor(decode, card) {
@@ -110,8 +175,10 @@ class Panel {
     this.box = make("section", "panel");
     this.title = make("h2", "", decode.name);
     this.state = make("span", "state");
+    this.grade = make("span", "grade");
+    this.facts = make("p", "facts");
     const head = make("header");
-    head.append(this.title, this.state);
+    head.append(this.title, this.grade, this.state);
     this.numbers = {};
     const numbers = make("dl", "numbers");
     for (const [key, label] of [["step", "step"], ["forwards", "forwards"], ["tpf", "tokens per forward"], ["committed", "committed"]]) {
@@ -124,7 +191,7 @@ class Panel {
     this.canvas.setAttribute("role", "listbox");
     this.answer = make("p", "unseen");
     this.bars = shape("svg", {class: "bars", preserveAspectRatio: "none", role: "img", "aria-label": "what each step wrote"});
-    this.box.append(head, numbers, this.canvas, this.answer, this.bars);
+    this.box.append(head, this.facts, numbers, this.canvas, this.answer, this.bars);
     this.listen();
   }
 
@@ -132,6 +199,8 @@ class Panel {
   lay() {
     if (this.spans.length || !this.decode.start) return;
     this.title.textContent = this.decode.name;
+    this.facts.textContent = facts(this.decode.start);
+    this.puzzles = sudoku(this.decode.start);
     this.canvas.setAttribute("aria-label", `canvas of ${this.decode.name}; up and down go from token to token`);
     this.spans = this.decode.writes.map((_, position) => {
       const span = make("span", "token mask", "·");
@@ -140,7 +209,17 @@ class Panel {
       span.setAttribute("role", "option");
       return span;
     });
-    this.canvas.replaceChildren(...this.spans);
+    this.canvas.replaceChildren(...this.puzzles ? this.grids() : this.spans);
+  }
+
+  // The spans in one grid per sudoku; line breaks stay among them, unseen, so that the text is the answer's.
+  grids() {
+    this.canvas.classList.add("sudoku");
+    const grids = Array.from({length: this.puzzles.count}, () => make("div", "grid"));
+    for (const grid of grids) grid.style.setProperty("--size", this.puzzles.size);
+    const rest = make("span", "rest");
+    this.spans.forEach((span, position) => (grids[this.puzzles.cell(position)?.puzzle] ?? rest).append(span));
+    return [...grids, rest];
   }
 
   listen() {
@@ -180,6 +259,9 @@ class Panel {
     this.numbers.tpf.textContent = counts.tpf.toFixed(2);
     this.numbers.committed.textContent = `${counts.committed} of ${this.spans.length - decode.given.size}`;
     const stopped = decode.over && !decode.end && step >= decode.last;
+    const {grade} = decode.end ?? {};
+    this.grade.textContent = counts.done && grade ? grade.correct ? "✓ right" : "✗ wrong" : "";
+    this.grade.className = `grade ${grade?.correct ? "right" : "wrong"}`;
     this.state.textContent = counts.done ? `done in ${steps(decode.last)}` : stopped ? "stopped" : "";
     this.answer.textContent = counts.done ? `Answer: ${decode.end.text}` : "";
     this.drawBars(step, width);
@@ -187,13 +269,21 @@ class Panel {
 
   paint(span, position, cell, step) {
     const fresh = [cell.when, cell.remasked].includes(step) && (cell.reason || cell.remasked);
-    const key = `${cell.kind} ${cell.token} ${cell.remasked} ${fresh} ${cell.confidence}`;
+    const place = this.puzzles?.cell(position), wrong = place && this.mistaken(place, cell, step);
+    const key = `${cell.kind} ${cell.token} ${cell.remasked} ${fresh} ${cell.confidence} ${wrong}`;
     if (this.shown[position] === key) return;
     this.shown[position] = key;
     const text = cell.kind === "mask" ? "·" : this.decode.spell(cell.token);
     span.textContent = text === "" ? "∅" : text;
-    span.className = ["token", cell.kind, cell.remasked && "remask", fresh && "new", text === "∎" && "end", text.includes("\n") && "line"].filter(Boolean).join(" ");
+    span.className = ["token", cell.kind, cell.remasked && "remask", fresh && "new", text === "∎" && "end", text.includes("\n") && "line", place?.kind, wrong && "wrong"].filter(Boolean).join(" ");
     span.style.setProperty("--sure", shade(cell.confidence ?? 0));
+  }
+
+  // Whether a cell of a graded sudoku is not as in the solution; known at the end.
+  mistaken({number}, cell, step) {
+    const {end, last} = this.decode;
+    if (number === undefined || !end?.grade?.reference || step < last) return false;
+    return this.decode.spell(cell.token).trim() !== end.grade.reference.trim().split(/\s+/)[number];
   }
 
   // One bar per step, stacked by reason; steps that are still to come at this point of the clock are pale.
@@ -220,7 +310,7 @@ class Panel {
     if (cell.kind === "mask") return `position ${position + 1}, masked${again}`;
     const word = `position ${position + 1}, ${quoted(this.decode.spell(cell.token))}`;
     if (cell.kind === "given") return `${word}, given`;
-    const state = cell.reason ? `committed in step ${cell.when}, ${MEANINGS[cell.reason] ?? cell.reason}` : `a draft${again}`;
+    const state = cell.reason ? `committed in step ${cell.when}, ${MEANINGS[cell.reason] ?? cell.reason}` : `proposed${again}`;
     return `${word}, ${state}, confidence ${short(cell.confidence)}`;
   }
 }
@@ -267,7 +357,8 @@ class Card {
     head.append(make("strong", "", quoted(decode.spell(cell.token ?? reached.token))), make("span", "", `position ${position + 1}`));
     const last = writes.at(-1);
     const state = last ? `${last.reason}, step ${last.when}: ${MEANINGS[last.reason] ?? ""}` : "still masked";
-    this.box.replaceChildren(head, make("p", `verdict ${last?.reason ?? "draft"}`, state), this.chart(past, now, writes, reached), this.sayings(decode, past));
+    const seen = last ? past.find(each => each.step === last.when) : reached, why = seen ? because(decode, last?.reason, seen) : "";
+    this.box.replaceChildren(head, make("p", `verdict ${last?.reason ?? "draft"}`, state), ...why ? [make("p", "why", why)] : [], this.chart(past, now, writes, reached), this.sayings(decode, past));
     this.place();
   }
 

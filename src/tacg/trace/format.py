@@ -2,15 +2,17 @@
 
 start  {"kind": "start", "model", "policy", "prompt", "gen_length", "contrast": [w, beta], "settings", "tacg",
         "blocks": [[start, stop, steps]…], "mask", "given": [[position, token]…], "rescans",
-        "pieces": {token: text}}
+        "pieces": {token: text}, "rule", "knobs": {name: value}}
 step   {"kind": "step", "step", "block", "forwards", "names": [signals…], "committed": [[position, token, reason]…],
         "proposals": [[position, token, confidence, signals…]…], "pieces": {token: text}}   (pieces: new ones only)
-end    {"kind": "end", "text", "tokens", "steps", "forwards", "finish_reason"}
+end    {"kind": "end", "text", "tokens", "steps", "forwards", "finish_reason", "grade": {"correct", "score", …}}
 
 A position is "committed" each time it is written: with another token (edit), or with the mask id (remask).
 mask     the mask id
 given    tokens of the canvas that were there from the start
 rescans  whether committed positions were observed as well
+rule     what the policy does, in one sentence; `knobs`: the values of its knobs
+grade    whether the answer is right, if the prompt is a problem of a task
 The first version had none of these, no pieces in the start line and no forwards in steps: it only filled masks.
 """
 
@@ -34,13 +36,16 @@ SHAPES: dict[str, Any] = {
     "start": {
         "model": str, "policy": str, "prompt": str, "gen_length": Number(1, 1 << 20, whole=True),
         "contrast": (REAL, REAL), "blocks": [(COUNT, COUNT, COUNT)], "mask?": COUNT, "given?": [(COUNT, COUNT)],
-        "rescans?": bool, "pieces?": dict,
+        "rescans?": bool, "pieces?": dict, "rule?": str, "knobs?": dict,
     },
     "step": {
         "step": COUNT, "block": COUNT, "forwards?": COUNT, "names": [str], "committed": [(COUNT, COUNT, str)],
         "proposals": [list], "pieces": dict,
     },
-    "end": {"text": str, "tokens": list, "steps": COUNT, "forwards": COUNT, "finish_reason": str},
+    "end": {
+        "text": str, "tokens": list, "steps": COUNT, "forwards": COUNT, "finish_reason": str,
+        "grade?": {"correct": bool, "score": REAL},
+    },
 }  # fmt: skip
 
 

@@ -61,11 +61,11 @@ def _check(trace: Trace, policy: Policy) -> None:
         name for name in ("credit", "past", "samples", "branches") if getattr(needs, name)
     ]
     if missing:
-        raise TacgError(f"`{policy.label}` reads `{missing[0]}`, which the trace does not hold.")
+        raise TacgError(f"`{policy.label}` reads `{missing[0]}`, which the trace does not contain.")
     if needs.committed and not trace.start.get("rescans"):
         raise TacgError(
             f"`{policy.label}` looks at committed tokens again; `{trace.start['policy']}` did not, so the trace does "
-            "not hold their signals. Record with a policy that revises."
+            "not contain their signals. Record with a policy that revises."
         )
 
 

@@ -13,7 +13,7 @@ from tacg.policies.probe import Probe
 from tacg.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from tacg.engine.events import Event
@@ -44,6 +44,7 @@ class Lines:
         given = [[at, token] for at, token in enumerate(event.canvas) if token != spec.mask_id]
         return {
             "kind": "start", "model": spec.name, "policy": self.probe.label, "prompt": prompt,
+            "rule": (type(self.probe.base).__doc__ or "").strip().partition("\n")[0], "knobs": self.probe.base.values(),
             "tacg": __version__, "gen_length": decode.gen_length, "contrast": [needs.contrast.w, needs.contrast.beta],
             "settings": decode.values(), "blocks": Request(event.prompt, self.probe, decode, event.canvas).blocks(spec),
             "mask": spec.mask_id, "given": given, "rescans": needs.committed,
@@ -55,11 +56,12 @@ class Lines:
         said = [each.token for each in event.proposals] + [each.token for each in event.committed]
         return _step(event, self._pieces(said))
 
-    def end(self, output: Output) -> Line:
-        """The last line; the output must have its text."""
+    def end(self, output: Output, grade: Mapping[str, Any] | None = None) -> Line:
+        """The last line; the output must have its text. `grade` is that of an answer to a known problem."""
         return {
             "kind": "end", "text": output.text, "tokens": output.tokens, "steps": output.steps,
             "forwards": output.forwards, "finish_reason": output.finish_reason,
+            **({} if grade is None else {"grade": dict(grade)}),
         }  # fmt: skip
 
     def _pieces(self, tokens: Iterable[int]) -> dict[str, str]:
@@ -71,9 +73,12 @@ class Lines:
 
 def record(
     llm: LLM, prompt: str | list[dict[str, str]] | Canvas, policy: str | Policy, path: Path, *,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None, grade: Callable[[str], Mapping[str, Any]] | None = None,
 ) -> Iterator[Event]:  # fmt: skip
-    """Decode a prompt and write the trace on the way; the events pass through. Every signal is measured."""
+    """Decode a prompt and write the trace on the way; the events pass through. Every signal is measured.
+
+    grade  grades the answer's text: the trace's `grade`
+    """
     given = dict(settings or {})
     held = {name: given.pop(name) for name in CONSTRAINTS if name in given}
     made, decode = resolve(policy, given)
@@ -91,7 +96,7 @@ def record(
             elif isinstance(event, Step):
                 write(lines.step(event))
             elif isinstance(event, Finished):
-                write(lines.end(event.output))
+                write(lines.end(event.output, grade and grade(event.output.text)))
             yield event
 
 

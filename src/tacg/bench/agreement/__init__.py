@@ -2,9 +2,9 @@
 
 Their code is not part of this package: point `--sources` at a directory of checkouts, each under its repository's name.
 
-Every pair is run twice. With pocket as it is, many proposals are so sure that float32 cannot tell them apart, and loops
-that sort in float64 write them in another order than most of ours. With its logits halved nothing is that sure, and
-two loops that follow one rule have no excuse.
+Every pair is run twice. With pocket as it is, many proposals are so confident that float32 cannot tell them apart, and
+loops that sort in float64 commit them in a different order than most of ours. With its logits halved, no proposal is
+that confident, so two loops that follow the same rule must agree.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from tacg.types import Output
 
 TASKS = ("pocket-math", "pocket-code", "pocket-sudoku")
-LENGTHS = {"gen_length": 32, "block_length": 16}  # two blocks show what a rule does; longer ones show it again
-SURE = 1e-5  # proposals within this of certainty: float32 has few or no numbers left to tell them apart
+LENGTHS = {"gen_length": 32, "block_length": 16}  # two blocks are enough to show what a rule does
+SURE = 1e-5  # closer to 1 than this, float32 can hardly distinguish probabilities
 AGREES = ("same_tokens", "same_steps", "rounding", "known")
 COLUMNS = (
     "decoder", "policy", "code", "n", "same tokens", "same steps", "differ by rounding", "by a known cause",
@@ -50,19 +50,19 @@ COLUMNS = (
 )  # fmt: skip
 REPORT = f"""# Agreement with the authors' code
 
-Our policies beside the loops that their authors published, on one model and the same prompts. Both see the same
-logits; what is compared is every canvas that the model is shown. Prompts are test problems of {", ".join(TASKS)}, as
-many of each. Answers have {LENGTHS["gen_length"]} positions in blocks of {LENGTHS["block_length"]}.
+Our policies compared with the loops that their authors published, on one model and the same prompts. Both see the same
+logits. Every canvas that the model is shown is compared. Prompts are test problems of {", ".join(TASKS)}, in equal
+numbers. Answers have {LENGTHS["gen_length"]} positions in blocks of {LENGTHS["block_length"]}.
 Drawn from [rows](rows.jsonl).
 
 - **same tokens**: the finished answers are equal. **same steps**: so is every canvas on the way.
-- **differ by rounding**: the first difference is among proposals within {SURE:g} of certainty. Most loops sort these in
-  float64; our confidences are float32, in which many of them are equal, and the lowest position comes first. `klass`
-  and `tacg-released` rank by what the other tokens have, and do not differ.
-- **by a known cause**: the first difference is the one that the remark tells; a program checks that.
-- Forwards that change nothing are counted, but are no step.
+- **differ by rounding**: the first difference is among proposals whose probability is within {SURE:g} of 1. Most loops
+  sort these in float64. Our confidences are float32, in which many of them are equal; ties go to the lowest position.
+  `klass` and `tacg-released` rank by the probability of all other tokens, and do not differ.
+- **by a known cause**: the first difference has the cause that the remark gives; a program checks this.
+- Forwards that change nothing are counted as forwards, but not as steps.
 
-Halving the logits leaves no proposal that sure: there, rules alone decide. Run it with checkouts of the repositories,
+With halved logits, no proposal is that confident, so rounding plays no role. To run it, check out the repositories,
 each under its own name: `tacg bench agreement --sources DIR --out docs/bench/agreement`, and `--only WINO` for one.
 """
 Canvases = list[tuple[int, ...]]  # the answer before each step, and at the end
@@ -82,7 +82,7 @@ SERIES = (Series("pocket", 1.0), Series("pocket, logits halved", 0.5))
 def measure(
     llm: LLM, sources: Path, n: int = 7, pairs: Sequence[Pair] = PAIRS, series: Sequence[Series] = SERIES
 ) -> Iterator[ResultRow]:
-    """A row for each series and pair: over `n` prompts of each task, how often tokens and steps are the same."""
+    """One row per series and pair: over `n` prompts of each task, how often tokens and steps are the same."""
     absent = NOT_COMPARED if pairs is PAIRS else ()
     for each in series:
         model = _scaled(llm, each.factor)
@@ -101,7 +101,7 @@ def measure(
 
 
 def chosen_pairs(word: str) -> tuple[Pair, ...]:
-    """The pairs with this word in their label; all without one."""
+    """The pairs with this word in their label; without a word, all of them."""
     found = tuple(pair for pair in PAIRS if word.lower() in pair.label.lower())
     if not found:
         raise unknown("decoder", word, [pair.label for pair in PAIRS])
@@ -143,7 +143,7 @@ def _compare(llm: LLM, pair: Pair, checkout: Path, n: int) -> dict[str, Any]:
 def _judge(
     llm: LLM, pair: Pair, theirs: ModuleType, prompt: list[int], decode: Decode, output: Output
 ) -> dict[str, int]:  # fmt: skip
-    """One prompt: what the row adds up."""
+    """The counts for one prompt, which the row sums."""
     model = SeenModel(llm, shift=pair.shift)
     quiet = contextlib.redirect_stdout(io.StringIO())
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), quiet:
@@ -192,16 +192,16 @@ def _moves(canvases: Canvases) -> Canvases:
 
 
 def first_difference(mine: Canvases, other: Canvases, decode: Decode, mask_id: int) -> Difference | None:
-    """The first step in which the two write something else; None if there is none."""
+    """The first step in which the two write different tokens; None if there is none."""
     for place, (here, there) in enumerate(itertools.zip_longest(mine, other)):
-        if here != there:  # one that has ended stays as it is
+        if here != there:  # a decode that has ended keeps its last canvas
             before = mine[max(place - 1, 0)]
             return Difference(before, here or mine[-1], there or other[-1], decode.block_length, mask_id)
     return None
 
 
 def _among_the_sure(llm: LLM, prompt: list[int], difference: Difference) -> bool:
-    """Whether the two differ only in proposals that are all but certain."""
+    """Whether the two differ only in proposals whose probability is nearly 1."""
     logits = llm.logits(torch.tensor([[*prompt, *difference.before]]))[0, len(prompt) :].double()
     logits[:, list(llm.model.spec.unwritable)] = -torch.inf
     confidence = logits.softmax(dim=-1).amax(dim=-1)
@@ -233,7 +233,7 @@ def _line(row: ResultRow) -> tuple[str, ...]:
 
 
 def report(rows: Sequence[ResultRow]) -> str:
-    """All of it as a text in Markdown."""
+    """The whole report in Markdown."""
     return REPORT + "\n" + "\n".join(table.markdown() for table in tables(rows))
 
 

@@ -1,4 +1,4 @@
-"""How to call the authors' loops, and with which knobs ours is the same rule. No line of theirs is here.
+"""How to call the authors' loops, and which knobs make ours the same rule. None of their code is in this file.
 
 Each call takes their module, our model in their shape (`SeenModel`), the prompt's ids [1, P] and the settings of the
 decode. It returns the finished canvas [1, P + gen_length].
@@ -47,7 +47,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first step in which two decodes part: the canvas before it, and what each made of it."""
+    """The first step in which two decodes differ: the canvas before it, and the canvas that each made of it."""
 
     before: tuple[int, ...]
     ours: tuple[int, ...]
@@ -63,11 +63,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class Pair:
-    """A decoder of theirs and the policy of ours that should do the same.
+    """One of the authors' decoders and the policy of ours that should do the same.
 
     label   what is compared
     policy  our spelling, with `knobs`; `decode` changes settings of the task's decode ("whole": no blocks)
-    known   whether a difference has the cause that `why` tells
+    known   whether a difference has the cause given in `why`
     why     what explains a difference, or what makes the two comparable
     """
 
@@ -168,7 +168,7 @@ def _d3llm(theirs: ModuleType, model: SeenModel, prompt: Tensor, decode: Decode)
 
 def _d2cache(**knobs: Any) -> Call:
     def call(theirs: ModuleType, model: SeenModel, prompt: Tensor, decode: Decode) -> Tensor:
-        vars(theirs)["prepare_logits_for_generation"] = lambda model, logits: logits  # asks which of two models it is
+        vars(theirs)["prepare_logits_for_generation"] = lambda model, logits: logits  # for two models
         mask = model.spec.mask_id
         with patch.dict(os.environ, MASK_TOKEN_ID=str(mask)):
             record = theirs.vanilla_generate(
@@ -204,7 +204,7 @@ def _dream(alg: str, **knobs: Any) -> Call:
 
 
 def _as_run(alg: str, threshold: float, kl_threshold: float, history: int) -> Call:
-    """As KLASS and TACG run Dream, without its chance: of what is drawn the most probable comes."""
+    """As KLASS and TACG run Dream, without randomness: sampling returns the most probable token."""
     run = _dream(
         alg, temperature=0.2, top_p=0.95, conf_threshold=threshold, kl_threshold=kl_threshold,
         kl_history_length=history, unmask_strategy="all", save_steps=False,
@@ -218,18 +218,18 @@ def _as_run(alg: str, threshold: float, kl_threshold: float, history: int) -> Ca
 
 
 class MostProbable:
-    """In the place of `torch.distributions.Categorical`."""
+    """Stands in for `torch.distributions.Categorical`."""
 
     def __init__(self, probs: Tensor) -> None:
         self.probs = probs
 
     def sample(self) -> Tensor:
-        """Not by chance."""
+        """The most probable outcome."""
         return self.probs.argmax(dim=-1)
 
 
 def _dinfer(rule: str, **knobs: Any) -> Call:
-    """Its block-wise runner without cache. Its EOS is set to an id that never comes: no early stop, nothing removed."""
+    """Its block-wise runner without cache. EOS is set to an id that never occurs: no early stop, nothing removed."""
 
     def call(theirs: ModuleType, model: SeenModel, prompt: Tensor, decode: Decode) -> Tensor:
         decoder = getattr(theirs, rule)(temperature=0.0, mask_id=model.spec.mask_id, eos_id=-1, **knobs)
@@ -241,13 +241,13 @@ def _dinfer(rule: str, **knobs: Any) -> Call:
 
 
 DREAM = (
-    "Its loop as Fast-dLLM carries it, with half as many steps as positions. Where its share rounds down to none, "
-    "Dream spends a forward; we commit one position."
+    "The copy of its loop in Fast-dLLM, with half as many steps as positions. Where the number to commit rounds down "
+    "to zero, Dream spends a forward; we commit one position."
 )
 
 
 def _last_of_the_block(difference: Difference) -> bool:
-    """They fill the block, we leave exactly one position of it."""
+    """They fill the block, we leave exactly one position of it masked."""
     if len(difference.positions) != 1 or difference.ours[difference.positions[0]] != difference.mask_id:
         return False
     start = difference.positions[0] // difference.block_length * difference.block_length
@@ -257,8 +257,8 @@ def _last_of_the_block(difference: Difference) -> bool:
 REGION = 20  # where Prophet's answer region begins here
 AS_PUBLISHED = MappingProxyType({"observe": "sequence", "whole": True})
 DRAWN = (
-    "With their preset. If nothing is ready they go by tokens drawn at temperature 0.2, top-p 0.95; the most probable "
-    "outcome is taken here, but on some prompts chance decides in theirs."
+    "With their preset. If nothing is ready, they sample tokens at temperature 0.2, top-p 0.95. Here the most probable "
+    "token is taken, so some prompts differ by chance."
 )
 WHOLE = "With `observe=sequence`: they follow trajectories over the whole sequence, not over the block."
 IDLE = "Their loop forwards once more when the first forward of a block has filled it."
@@ -279,7 +279,7 @@ PAIRS: tuple[Pair, ...] = (
          "confidence", decode={"cache": "dual"}, why=IDLE),
     Pair("Fast-dLLM, factor", FRECHET, _blocks("generate", factor=1.0), "confidence", {"factor": 1.0},
          known=_last_of_the_block,
-         why="If the last mask of a block fails its bar, their scan ends there and commits it all the same. We follow "
+         why="If the last mask of a block fails its threshold, their scan ends there and commits it anyway. We follow "
              "the paper."),
     Pair("Fast-dLLM++, Fréchet", FRECHET, _blocks("generate", frechet_margin=0.25), "frechet"),
     Pair("KLASS", KLASS, _klass, "klass", decode={"observe": "sequence"},

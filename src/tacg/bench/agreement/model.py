@@ -1,7 +1,7 @@
 """Our model in the shape that other people's decoding loops call: ids in, an object with `.logits` out.
 
-It understands what these loops pass along: attention masks, position ids, and keys and values of earlier forwards. And
-it writes down every canvas that it is shown, which is all that a comparison of two decoders needs.
+It accepts what these loops pass: attention masks, position ids, and keys and values of earlier forwards. It records
+every canvas that it is shown, which is all that is needed to compare two decoders.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 KeptKeys = list[tuple[Tensor, Tensor]]  # rotated keys, and values, of each layer: [1, KV, T, D]
 
-FOREIGN_MASK = 126336  # LLaDA's; some loops know no other
-NEVER = -1e9  # a logit that stays finite in sums, and is probability 0 in every float
+FOREIGN_MASK = 126336  # LLaDA's mask id, which some loops hard-code
+NEVER = -1e9  # finite in sums, but probability 0 in every float type
 
 
 class SeenRow(PackedRows):
@@ -105,7 +105,7 @@ class SeenModel(nn.Module):
         return logits
 
     def _write_down(self, ids: Tensor, position: Tensor) -> None:
-        """A forward of a part shows the rest as it was; positions that are shown twice count as first shown."""
+        """A forward of a part leaves the rest of the canvas as it was; a position given twice counts as first given."""
         self.forwards += 1
         canvas = self.canvases[-1].clone() if self.canvases else ids[:0]
         canvas = torch.cat([canvas, ids.new_full((max(0, int(position.max()) + 1 - len(canvas)),), self.spec.mask_id)])

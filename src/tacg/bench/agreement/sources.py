@@ -1,4 +1,4 @@
-"""Other people's code, imported from a checkout and forgotten again: nothing of it is part of this package."""
+"""The authors' code, imported from a checkout and unloaded again: none of it is part of this package."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class StandInFinder:
         self.names = frozenset(names)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The import system's question."""
+        """Called by the import system: find a module."""
         parts = name.split(".")
         known = any(".".join(parts[:depth]) in self.names for depth in range(1, len(parts) + 1))
         return ModuleSpec(name, self, is_package=True) if known else None  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """The import system's second question."""
+        """Called by the import system: create the module."""
         return StandIn(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -51,7 +51,7 @@ def load_module(folder: Path, name: str, without: Sequence[str] = ()) -> ModuleT
     """Import the module `name` (dots for folders) that lies under `folder`.
 
     Packages on the way are entered without running their __init__. Modules in `without` are replaced by stand-ins.
-    Afterwards none of it is left among the imported modules, so that two checkouts may use the same names.
+    Afterwards these modules are unloaded, so that two checkouts may use the same names.
     """
     with _only_here(folder, without):
         *parents, _ = name.split(".")
@@ -67,7 +67,7 @@ def load_module(folder: Path, name: str, without: Sequence[str] = ()) -> ModuleT
 
 @contextmanager
 def _only_here(folder: Path, without: Sequence[str]) -> Iterator[None]:
-    """Imports look into `folder` first; what comes from there is forgotten at the end."""
+    """Imports search `folder` first; what was imported from there is unloaded at the end."""
     finder = StandInFinder(without)
     before = dict(sys.modules)
     sys.meta_path.insert(0, finder)

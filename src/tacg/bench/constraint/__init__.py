@@ -23,9 +23,9 @@ PARTS = ("trials", "cost", "client", "answers")
 def measure(
     model: str, trials_: int, requests: int, problems: int, *, seed: int = 0, only: str = "", quick: bool = False
 ) -> Iterator[ResultRow]:
-    """Trials of regular expressions, then of schemas, two of five; the cost of a step; requests of a client; answers.
+    """Trials (three fifths regular expressions, two fifths schemas), cost of a step, requests of a client, answers.
 
-    only  one of PARTS; a quick look leaves out the last two
+    only  one of PARTS; a quick run leaves out the last two
     """
     if only and only not in PARTS:
         raise unknown("part", only, PARTS)
@@ -66,7 +66,7 @@ def _trials(rows: Sequence[ResultRow]) -> Table:
 def _cost(rows: Sequence[ResultRow]) -> Table:
     return Table(
         "What a step takes, in ms of one core",
-        ("vocabulary", "fields", "boards", "masking", "output layer", "whole step", "constraint's share"),
+        ("vocabulary", "fields", "allowed tokens", "masking", "output layer", "whole step", "constraint's share"),
         tuple(
             (
                 f"{row['vocabulary']:,}", str(row["fields"]), f"{row['boards_ms']:.1f}", f"{row['masking_ms']:.1f}",

@@ -1,9 +1,9 @@
 """What a constraint does to the answers of a trained model, problem by problem, and how many steps it saves.
 
-constrained          as users have it: a token that the constraint leaves no choice about is written at once
-without free tokens  the same constraint, but such a token waits until the policy commits it, like any other
-unconstrained        nobody says what the answer must look like
-own words            the same problems, answered in the form that the model was trained on, if the answers differ in it
+constrained          the default: a token that the constraint forces is written at once
+without free tokens  the same constraint, but a forced token waits until the policy commits it, like any other
+unconstrained        no constraint
+own words            the same problems, answered in the form that the model was trained on, if that form differs
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ ARMS = ("constrained", "without free tokens", "unconstrained")
 class ArmLLM(LLM):
     """A model whose requests are constrained as an arm says, and which keeps its outputs.
 
-    Two tokens for every one would leave a choice everywhere, so that is how free tokens are turned off: the automaton
-    counts each token twice. What may be written is the same.
+    To turn free tokens off, the automaton counts each token twice: then no token looks forced. What may be written does
+    not change.
     """
 
     def __init__(self, llm: LLM, arm: str) -> None:
@@ -59,7 +59,7 @@ class ArmLLM(LLM):
 
 
 def measure(model: str, n: int, policy: str = "tacg", seed: int = 0) -> Iterator[ResultRow]:
-    """A row for each task and arm; those behind the first say how the first differs from them, paired by problem."""
+    """One row per task and arm. All but the first arm say how the first differs from them, paired by problem."""
     llm = tacg.load(model)
     for name in structured_names():
         first = _row(llm, name, name, ARMS[0], policy, n, seed)
@@ -75,7 +75,7 @@ def _against(first: ResultRow, row: ResultRow) -> ResultRow:
 
 
 def _row(llm: LLM, subject: str, task: str, arm: str, policy: str, n: int, seed: int) -> ResultRow:
-    """Rows stop at the end of an answer: otherwise free tokens behind it would count as savings."""
+    """Rows stop at the end of an answer: otherwise free tokens after the end would count as savings."""
     mine = ArmLLM(llm, arm)
     done = evaluate(mine, get_task(task), policy, n=n, seed=seed, settings={"early_stop": True})
     return {

@@ -1,4 +1,4 @@
-"""The official `openai` client asks a server for a pydantic model, streaming and not: is every answer one?"""
+"""The official `openai` client asks a server for a pydantic model, streamed or not: is every answer valid?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CLIENTS, LENGTH = 8, 64
 
 
 def measure(model: str, requests: int) -> Iterator[ResultRow]:
-    """Two rows: requests that are answered at once, and the same as streams."""
+    """Two rows: requests with a whole response, and the same with streamed responses."""
     try:
         import openai
         import pydantic  # noqa: F401
@@ -42,14 +42,14 @@ def measure(model: str, requests: int) -> Iterator[ResultRow]:
 
 
 def _prompts(count: int) -> list[str]:
-    """Of all pocket tasks in turn."""
+    """Problems of all pocket tasks in turn."""
     each = -(-count // len(task_names()))
     found = [[problem.prompt for problem in get_task(name).problems("dev", each)] for name in task_names()]
     return list(itertools.islice(itertools.chain.from_iterable(zip(*found, strict=True)), count))
 
 
 def _fault(client: Any, model: str, prompt: str, seed: int, stream: bool) -> str:
-    """What is wrong with an answer; nothing if the client's own helper makes an object of it."""
+    """What is wrong with an answer; empty if the client's own helper can parse it."""
     kind = _answer_kind()
     asked: dict[str, Any] = {
         "model": model, "messages": [{"role": "user", "content": prompt}], "max_tokens": LENGTH, "seed": seed,
@@ -61,7 +61,7 @@ def _fault(client: Any, model: str, prompt: str, seed: int, stream: bool) -> str
                 answer = events.get_final_completion()
         else:
             answer = client.chat.completions.parse(**asked)
-    except Exception as error:  # whatever went wrong, it is no valid answer
+    except Exception as error:  # any error means that the answer is not valid
         return f"{type(error).__name__}: {error}"[:200]
     message = answer.choices[0].message
     return "" if isinstance(message.parsed, kind) else f"no answer: {message.content!r}"[:200]

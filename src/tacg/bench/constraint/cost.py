@@ -1,10 +1,11 @@
-"""What holding an answer costs: a schema of 30 fields, a vocabulary of LLaDA's size.
+"""What a constraint costs per step: a schema of 30 fields, a vocabulary of LLaDA's size.
 
-boards   finding what the positions of the canvas may become, and what can be written together
-masking  suppressing, in the logits of the active block, what no answer can have
-step     all of a step with that, and of the model its output layer alone: the least that any LLaDA computes
+boards   finding the tokens that each position may still become (in the table: allowed tokens), and which proposals can
+         be written together
+masking  suppressing impossible tokens in the logits of the active block
+step     a whole step with both, and only the model's output layer: the least that any LLaDA computes
 
-Times are those of the processor, on one thread.
+Times are processor time on one thread.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ WORDS = ("size", "name", "colour", "weight", "owner", "count", "price", "label",
 
 
 def vocabulary(size: int) -> list[str]:
-    """Words as tokenizers have them: single characters, numbers, marks of JSON, and made-up words."""
+    """A vocabulary like a tokenizer's: single characters, numbers, JSON punctuation, and made-up words."""
     dice = random.Random(0)
     found = dict.fromkeys([*map(chr, range(32, 127)), '": "', '", "', '": ', '{"', '"}', ', "', '":', '",', ' "'])
     found |= dict.fromkeys(str(number) for number in range(1000))
@@ -52,16 +53,16 @@ def vocabulary(size: int) -> list[str]:
 
 
 class SlowModel(RandomModel):
-    """Random logits, after the products of an output layer, whose seconds are counted."""
+    """Random logits, after the matrix products of an output layer, which are timed."""
 
     def __init__(self, words: Sequence[str], width: int) -> None:
         super().__init__(words, seed=0)
-        self.part = torch.randn(width, -(-len(words) // 8))  # an eighth of the weights, eight times: as many products
+        self.part = torch.randn(width, -(-len(words) // 8))  # an eighth of the weights, used eight times
         self.seconds = 0.0
         self.made = torch.empty(0)
 
     def __call__(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
-        """As any model's."""
+        """The same call as any model's."""
         state = torch.randn(len(select), len(self.part))
         began = time.process_time()
         for _ in range(8):
@@ -79,7 +80,7 @@ def schema_of(fields: int) -> dict[str, Any]:
 
 
 def measure(*, quick: bool = False, steps: int = 12) -> ResultRow:
-    """A row: what a step takes, and which share of it is the constraint's."""
+    """One row: the time of a step, and the constraint's share of it."""
     size, width, fields = (3001, 32, 5) if quick else (VOCABULARY, WIDTH, FIELDS)
     model, spent = SlowModel(vocabulary(size - 2), width), defaultdict[str, float](float)
     pattern = pattern_of({"schema": schema_of(fields)})

@@ -1,8 +1,8 @@
-"""Random constraints, random canvases, random logits: does every answer hold, and is nothing refused that is possible?
+"""Random constraints, canvases and logits: is every answer valid, and is nothing possible refused?
 
 regex   random expressions over small alphabets, also on canvases with given tokens. All completions are enumerated and
-        judged by Python's `re`: what is possible must be decoded, what is not must be refused before a forward
-schema  random JSON schemas, with lengths from too short to ample. Answers are judged by `json` and by `jsonschema`
+        checked by Python's `re`: what is possible must be decoded, what is not must be refused before a forward
+schema  random JSON schemas, with lengths from too short to ample. Answers are checked by `json` and by `jsonschema`
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ TOGETHER = 16  # rows of a batch
 
 
 class RandomModel:
-    """Logits that are random, whatever the canvas says."""
+    """Random logits that do not depend on the canvas."""
 
     def __init__(self, words: Sequence[str], seed: int) -> None:
         self.words: list[bytes | None] = [None, None, *(word.encode() for word in words)]
@@ -69,23 +69,23 @@ class RandomModel:
         self.generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, tokens: Tensor, spans: Sequence[Span], select: Tensor) -> Tensor:
-        """float [P, V]: some positions are sure, others are not."""
+        """float [P, V]: confident at some positions, not at others."""
         self.calls += 1
         heat = 8 * torch.rand(len(select), 1, generator=self.generator)
         return heat * torch.randn(len(select), len(self.words), generator=self.generator)
 
     def automaton(self, pattern: str, *, holes: bool) -> Automaton:
-        """Of the texts that these tokens spell."""
+        """Ids of the texts that these tokens spell."""
         return lift(pattern, *byte_automaton(pattern), self.words, (EOS,), frozenset({MASK}), holes=holes)
 
     def text(self, tokens: Sequence[int]) -> str:
-        """What they spell."""
+        """The text that they spell."""
         return b"".join(self.words[token] or b"" for token in tokens).decode()
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A request, whether it can be met, and what judges an answer."""
+    """A request, whether it can be met, and a check of the answer."""
 
     request: Request
     possible: bool
@@ -94,7 +94,7 @@ class Attempt:
 
 
 def measure(kind: str, count: int, seed: int = 0) -> ResultRow:
-    """A row for `count` trials of a kind."""
+    """One row for `count` trials of a kind."""
     model = RandomModel(LETTERS if kind == "regex" else [*dict.fromkeys((*CHARACTERS, *MARKS))], seed)
     dice, counts = random.Random(f"{kind}/{seed}"), Counter[str]()
     draw = _regex_trial if kind == "regex" else _schema_trial
@@ -161,7 +161,7 @@ def _judge() -> str:
 
 
 def _regex_trial(model: RandomModel, dice: random.Random, policy: Policy, counts: Counter[str]) -> Attempt:
-    """An expression, and a canvas of up to four positions in every other trial; boards are compared on the way."""
+    """An expression and, in every other trial, a canvas of up to four positions; allowed tokens are compared."""
     pattern, holes = _expression(dice, 3), dice.random() < 0.5
     length = dice.randint(1, 4)
     canvas = [MASK] * length

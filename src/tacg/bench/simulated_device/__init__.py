@@ -1,4 +1,4 @@
-"""A CUDA device that is not there: tensors that say `cuda`, compute on the CPU, and are counted.
+"""A simulated CUDA device: its tensors say `cuda` but compute on the CPU, and their operations are counted.
 
     with SimulatedDevice() as device:
         llm = tacg.load("pocket", device="cuda")
@@ -7,13 +7,13 @@
 
 What a step costs on a GPU beyond arithmetic can be counted without one:
 
-kernel  an operation on the device that is not a view. A real one may launch more than one kernel, never less
+kernel  an operation on the device that is not a view. A real GPU may launch several kernels for it, never fewer
 read    the host waits for the device: `item`, `tolist`, `nonzero`, a boolean index, a copy to the CPU, …
 upload  the device gets something from the host: `torch.tensor(…, device=…)`, `.to(device)`, `x[i] = 1`, …
 
-Tensors of two devices in one operation are refused as CUDA refuses them. What PyTorch decides by the device's name
-(how to index, which scan to take) is decided as for CUDA; where its CUDA code reads or uploads inside an operation, the
-tables below say so. Streams, graphs, memory and times are not simulated.
+Tensors of two devices in one operation raise an error, as with CUDA. Where PyTorch chooses code by the device's name
+(how to index, which scan to take), the choice is that for CUDA. Where its CUDA code reads or uploads inside an
+operation, the tables below say so. Streams, graphs, memory and times are not simulated.
 """
 
 from tacg.bench.simulated_device.device import SimulatedDevice

@@ -1,4 +1,4 @@
-"""Attention of rows of unlike length, which PyTorch has for CUDA only: the kernel's inputs, computed row by row."""
+"""Attention over rows of different lengths, which PyTorch has for CUDA only; computed here row by row."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def varlen_attention(
 ) -> Tensor:  # fmt: skip
     """[T, H, D]. Row i has the queries from starts[i] to starts[i + 1], and used[i] keys from key_starts[i] on."""
     if causal or tuple(window) != (-1, -1) or scale is not None or any(other is not None for other in others):
-        raise NotImplementedError("The simulated device knows attention of unlike rows only in its plain form.")
+        raise NotImplementedError("The simulated device supports only plain attention over rows of different lengths.")
     if query.dtype not in TYPES:
-        raise RuntimeError(f"Attention of unlike rows must be in 16 bits, got {query.dtype}.")
+        raise RuntimeError(f"Attention over rows of different lengths must be in 16 bits, got {query.dtype}.")
     if {starts.dtype, key_starts.dtype} != {torch.int32} or (used is not None and used.dtype != torch.int32):
         raise RuntimeError("Where rows begin, and how many of their keys count, must be int32.")
     made, edges, firsts = [], starts.tolist(), key_starts.tolist()

@@ -1,4 +1,4 @@
-"""The device itself: it sees every operation, counts it, and has it computed on the CPU."""
+"""The device itself: it intercepts every operation, counts it, and computes it on the CPU."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _nothing_to_do() -> None:
 
 
 class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Shows every operation to the device, those that make tensors out of nothing included."""
+    """Passes every operation to the device, including those that create tensors."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -57,9 +57,9 @@ class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class SimulatedDevice:
     """While this context is open, `cuda` (and `cuda:1`, …) can be used as a device, and `tally` counts what it does.
 
-    That holds for the thread that opened it. What was put on the device can be used on the next one that is opened.
+    This holds for the thread that opened it. Tensors on this device can also be used on the next one that is opened.
 
-    The phase that something is counted under is set by `phase`, or by a label of the profiler in the code that runs:
+    Counts are grouped by phase. A phase is set by `phase`, or by a profiler label in the code that runs:
     `torch.profiler.record_function("tacg.scan")` begins the phase `scan`.
     """
 
@@ -79,7 +79,7 @@ class SimulatedDevice:
             patches.enter_context(mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)))
             patches.enter_context(mock.patch.object(torch, "Generator", DeviceGenerator))
             patches.enter_context(mock.patch.object(DeviceTensor, "current", self))
-            # torch.tensor(…, device=…) makes a tensor of the CPU first, which is then seen to be copied.
+            # torch.tensor(…, device=…) first makes a tensor on the CPU, whose copy is then intercepted.
             patches.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
             torch._C._set_only_lift_cpu_tensors(True)
             patches.enter_context(emulated_kernels(self._launch))
@@ -114,7 +114,7 @@ class SimulatedDevice:
         kernel(**on_host(arguments))
 
     def one_kernel(self, func: Callable[..., Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor:
-        """What a CPU makes of several operations, and CUDA of one. Norms want dense input, and copy any other."""
+        """One kernel with CUDA, though several operations on a CPU. Norms need dense input and copy any other."""
         device = common(func.__name__, tensors_in((*args, *kwargs.values())))
         self._count("kernel", "contiguous", func is F.rms_norm and not args[0].is_contiguous())
         self._count("kernel", func.__name__)
@@ -129,14 +129,14 @@ class SimulatedDevice:
             return func(*args, **kwargs)
         if func._schema.name == "torch_attn::_varlen_attn":
             made = self.one_kernel(varlen_attention, args, kwargs)
-            return made, made.new_empty(0), made.new_empty(0)  # what only training reads
+            return made, made.new_empty(0), made.new_empty(0)  # only read in training
         given = tensors_in((*args, *kwargs.values()))
         asked = None if kwargs.get("device") is None else indexed(torch.device(kwargs["device"]))
         if (asked or CPU) == CPU and not any(isinstance(tensor, DeviceTensor) for tensor in given):
             check_generator(kwargs, CPU)
             return computed(func, args, kwargs)
         facts = facts_of(func)
-        if facts.composite:  # of several operations, as they come under inference mode
+        if facts.composite:  # composite operations, which arrive whole under inference mode
             with self._mode:
                 return func.decompose(*args, **kwargs)
         if facts.name == "copy_":
@@ -153,7 +153,7 @@ class SimulatedDevice:
         return result if device == CPU else wrapped(facts, args, kwargs, result, device)
 
     def _label(self, func: OpOverload[..., Any], args: Sequence[Any]) -> None:
-        """A label of the profiler begins or ends; those of others change nothing."""
+        """A profiler label begins or ends; labels that are not ours change nothing."""
         if "enter" in func._schema.name:
             room, _, phase = str(args[0]).partition(".")
             self._phases.append(phase if room == "tacg" and phase else self._phases[-1])
@@ -161,7 +161,7 @@ class SimulatedDevice:
             self._phases.pop()
 
     def _count_copy(self, source: Tensor, target: torch.device, written: Tensor) -> None:
-        """Between devices what is not dense is made dense by a kernel on the device's side."""
+        """Before a copy between devices, a kernel on the device makes the tensor dense if it is not."""
         if not source.numel():
             return
         if source.device == target:
@@ -181,7 +181,7 @@ class SimulatedDevice:
         reads = reads_of(facts, args, kwargs)
         self._count("read", facts.name, reads)
         made = tensors_in((result,))
-        idle = not reads and made and not any(tensor.numel() for tensor in made)  # nothing is launched for nothing
+        idle = not reads and made and not any(tensor.numel() for tensor in made)  # empty: no kernel is launched
         self._count("kernel", facts.name, 0 if idle else launches_of(facts, args))
 
     def _count_indexing(self, args: Sequence[Any]) -> None:

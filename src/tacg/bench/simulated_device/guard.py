@@ -1,4 +1,4 @@
-"""What lets a build of PyTorch without CUDA hold tensors that say `cuda`: a device guard that does nothing.
+"""A device guard that does nothing. With it, a build of PyTorch without CUDA can hold tensors that say `cuda`.
 
 PyTorch asks such a guard whenever a tensor's device is named, and a CPU build has none for CUDA. Ours is three lines of
 C++, compiled when it is first needed and kept in the user's cache directory.
@@ -48,7 +48,7 @@ def _library() -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / "guard.so"
             _compile(made)
-            made.replace(library)  # whole or not at all: another process may be looking
+            made.replace(library)  # renamed when complete: another process may load it at any time
     return library
 
 

@@ -1,4 +1,4 @@
-"""Operations of PyTorch as a device sees them: where they may run, what they wait for, what they give back."""
+"""PyTorch operations as a device sees them: where they may run, what they wait for, what they return."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch._ops import OpOverload
 
-# Operations that only make room, or only give what is there another name.
+# Operations that only allocate memory or return a view.
 FREE = {
     "alias", "detach", "detach_", "empty", "empty_like", "empty_strided", "is_pinned", "lift_fresh", "new_empty",
     "new_empty_strided", "set_", "_local_scalar_dense", "_unsafe_view",
@@ -30,7 +30,7 @@ FILLING = {"masked_fill", "masked_fill_", "index_fill", "index_fill_"}
 
 
 def tensors_in(values: Iterable[Any]) -> list[Tensor]:
-    """The tensors among arguments, or in lists of them."""
+    """The tensors among the arguments, also inside lists."""
     found = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -53,9 +53,9 @@ def on_host(value: Any) -> Any:
 
 def computed(func: OpOverload[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The operation on the CPU."""
-    if func._schema.name == "aten::_pin_memory":  # which a CPU build cannot
+    if func._schema.name == "aten::_pin_memory":  # which a CPU build does not support
         return args[0].clone()
-    if str(func) == "aten.mm.dtype":  # only CUDA has a product that is not rounded to the type of its factors
+    if str(func) == "aten.mm.dtype":  # only CUDA has products whose result is not rounded to the type of the factors
         return torch.mm(args[0].host.to(args[2]), args[1].host.to(args[2]))
     named = on_host(kwargs)
     named.pop("pin_memory", None)
@@ -74,7 +74,7 @@ def common(what: str, tensors: Sequence[Tensor]) -> torch.device:
 
 
 class Facts(NamedTuple):
-    """What an operation's schema says: arguments and results that are written to are told by their alias sets."""
+    """What an operation's schema says. Its alias sets tell which arguments and results are written to."""
 
     name: str
     composite: bool
@@ -108,32 +108,32 @@ def facts_of(func: OpOverload[..., Any]) -> Facts:
 
 
 def reads_of(facts: Facts, args: Sequence[Any], kwargs: dict[str, Any]) -> int:
-    """How often the operation waits for the device; of indexing, see `SimulatedDevice`."""
+    """How often the operation waits for the device; for indexing, see `SimulatedDevice`."""
     if facts.name == "repeat_interleave":
         return int(kwargs.get("output_size") is None)
     if facts.name == "_grouped_mm":
         return int(not in_one_go(args))
     if facts.name in FILLING:
-        return int(isinstance(args[-1], DeviceTensor))  # the value is fetched to be a number
+        return int(isinstance(args[-1], DeviceTensor))  # the value is fetched as a number
     if facts.name == "isin" and not kwargs.get("assume_unique"):
         among, wanted = (x.numel() if isinstance(x, torch.Tensor) else 1 for x in args[:2])
-        return 2 if wanted >= 10 * among**0.145 else 0  # many are sorted first, and repetitions dropped
+        return 2 if wanted >= 10 * among**0.145 else 0  # many indices are sorted first, and duplicates dropped
     return READS.get(facts.name, 0)
 
 
 def in_one_go(args: Sequence[Any]) -> bool:
-    """Whether a product of groups is one kernel. Of other types PyTorch fetches the offsets, and goes by group."""
+    """Whether a grouped product is one kernel. For other types, PyTorch fetches the offsets and loops over groups."""
     return bool(args[0].dtype == torch.bfloat16)
 
 
 def launches_of(facts: Facts, args: Sequence[Any]) -> int:
-    """How many kernels the operation is, if it is any."""
+    """How many kernels the operation launches; may be 0."""
     return 0 if facts.free else len(args[1]) if facts.name == "_grouped_mm" and not in_one_go(args) else 1
 
 
 def device_of(facts: Facts, args: Sequence[Any], tensors: Sequence[Tensor]) -> torch.device:
     """The device of an operation; raises if its tensors are not all there."""
-    if facts.name in INDEXING:  # indices may come from the CPU, and so may a number that is written
+    if facts.name in INDEXING:  # indices may be on the CPU, and so may a number that is written
         value = [x for x in args[2:3] if isinstance(x, DeviceTensor) or x.dim()]
         tensors = [args[0], *value, *(x for x in args[1] if isinstance(x, DeviceTensor))]
     elif facts.takes_numbers:
@@ -143,7 +143,7 @@ def device_of(facts: Facts, args: Sequence[Any], tensors: Sequence[Tensor]) -> t
 
 
 def wrapped(facts: Facts, args: Sequence[Any], kwargs: dict[str, Any], result: Any, device: torch.device) -> Any:
-    """The result as tensors of the device. What was given to be written to is given back itself."""
+    """The result as tensors of the device. An argument that was written to is returned itself."""
     given = {}
     for alias, (place, name) in facts.written.items():
         given[alias] = tensor = args[place] if place < len(args) else kwargs.get(name)

@@ -17,7 +17,7 @@ OURS = f"{Path(__file__).parent}/"
 
 
 class Site(NamedTuple):
-    """What is counted: a kernel, read or upload; the phase it fell into, the operation, and the line that asked."""
+    """What is counted: a kernel, read or upload; its phase, its operation, and the source line that caused it."""
 
     kind: str
     phase: str
@@ -26,10 +26,10 @@ class Site(NamedTuple):
 
 
 class Tally(Counter[Site]):
-    """How often each site was met."""
+    """How often each site occurred."""
 
     def count(self, kind: str, *, phase: str | None = None, outside: str | None = None) -> int:
-        """All of one kind; of one phase, or of every phase but one."""
+        """The count of one kind, in one phase or in every phase but one."""
         return sum(
             count
             for site, count in self.items()
@@ -49,7 +49,7 @@ class Tally(Counter[Site]):
 
 
 def asking_line() -> str:
-    """The innermost line of this package that led here; outside of it, of whoever called PyTorch."""
+    """The innermost line of this package on the stack; if there is none, the line that called PyTorch."""
     frame: FrameType | None = sys._getframe(2)
     outside = ""
     while frame is not None:

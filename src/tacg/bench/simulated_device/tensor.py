@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class MixedDevicesError(RuntimeError):
-    """Tensors of two devices met in one operation, as CUDA would not have it."""
+    """Tensors of two devices in one operation, which CUDA would refuse."""
 
 
 class DeviceTensor(torch.Tensor):
@@ -44,22 +44,22 @@ class DeviceTensor(torch.Tensor):
         return f"DeviceTensor({self.host}, device='{self.device}')"
 
     def data_ptr(self) -> int:
-        """Where the numbers are."""
+        """The device that the tensor claims to be on."""
         return self.host.data_ptr()
 
     def tolist(self) -> Any:
-        """As CUDA does it: by a copy to the CPU."""
+        """By a copy to the CPU, as with CUDA."""
         return self.cpu().tolist()
 
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Attention and norms are one kernel; PyTorch chooses it in C++ that a CPU build does not have for CUDA."""
+        """Attention and norms are one kernel. PyTorch chooses it in C++ that a CPU build does not have for CUDA."""
         if func in (F.scaled_dot_product_attention, F.rms_norm):
             return _running().one_kernel(func, args, kwargs or {})
         if func is torch._has_compatible_shallow_copy_type:
-            return False  # `Module.to` must put new parameters in place of the CPU's, not new numbers into them
+            return False  # `Module.to` must replace the CPU's parameters, not overwrite their values
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **(kwargs or {}))
 
@@ -67,7 +67,7 @@ class DeviceTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Reached where the mode is off: in another thread, or after the end."""
+        """Reached when the simulation is not active: in another thread, or after its end."""
         return _running().run(func, args, kwargs or {})
 
 
@@ -78,7 +78,7 @@ def _running() -> SimulatedDevice:
 
 
 class DeviceGenerator(torch.Generator):
-    """Random numbers of a device: those of the CPU, so that decodes can be compared."""
+    """A device's random numbers: the same as the CPU's, so that decodes can be compared."""
 
     known: ClassVar[WeakValueDictionary[int, DeviceGenerator]] = WeakValueDictionary()
     place: torch.device
@@ -94,7 +94,7 @@ class DeviceGenerator(torch.Generator):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """Where its numbers go."""
+        """The device of its numbers."""
         return self.place
 
 
@@ -102,7 +102,7 @@ def check_generator(kwargs: dict[str, Any], device: torch.device) -> None:
     """Raise if an operation on the device is given a generator of another."""
     generator = kwargs.get("generator")
     if generator is not None:
-        place = DeviceGenerator.known.get(generator._cdata, generator).device  # PyTorch hands on another object
+        place = DeviceGenerator.known.get(generator._cdata, generator).device  # PyTorch passes on a different object
         if place != device:
             raise MixedDevicesError(f"Expected a generator of {device}, found one of {place}.")
 

@@ -1,6 +1,6 @@
-"""Triton's kernels where there is no GPU: the same outputs from readable code, for one launch each.
+"""Triton's kernels without a GPU: readable code with the same outputs, counted as one launch each.
 
-Only the kernels themselves are replaced. What is around them runs, and is counted, as it stands.
+Only the kernels themselves are replaced. The code around them runs, and is counted, unchanged.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def emulated_kernels(launch: Launch) -> Iterator[None]:
-    """Hand every launch of a kernel to `launch`: what computes the same on the CPU, and the arguments by name.
+    """Pass every launch of a kernel to `launch`: the function that computes the same on the CPU, and its arguments.
 
-    Without Triton there is nothing to replace: what needs no kernel is taken on a device, too.
+    Without Triton there is nothing to replace: then the code without kernels runs on a device, too.
     """
     with contextlib.ExitStack() as patches:
         for place, stand_in in (("tacg.scan.triton", scan_kernel), ("tacg.models.triton_routing", route_kernel)):

@@ -1,13 +1,13 @@
-// The live page: asks the server for decodes and puts them on the stage while they come.
+// The live page: asks the server for decodes and shows them while they arrive.
 "use strict";
 import {Decode, Stage, make, steps} from "./canvas.js";
 
-// Knobs that are shown first; the others are a click away.
-const MAIN = new Set(["threshold", "k_extra", "m_base", "m_extra", "w", "beta", "kl_threshold", "history", "rank_by", "pace", "gen_length", "block_length", "temperature", "seed"]);
-const FIRST = 4;  // as many of a policy that has none of them
+// Three knobs are shown first, in this order after a policy's main one; the others are a click away.
+const MATTER = ["k_extra", "m_base", "kl_threshold", "history", "gen_length", "block_length", "temperature"];
+const FIRST = 3;
 
 const find = id => document.getElementById(id);
-const page = {info: null, sides: [], decode: [], running: null, stage: null};
+const page = {info: null, sides: [], decode: [], running: null, stage: null, example: null};
 
 // ---- the server
 
@@ -33,7 +33,7 @@ async function ask(path, body, signal) {
 
 const complaint = said => said?.error?.message ?? said?.message ?? (typeof said?.error === "string" ? said.error : undefined);
 
-// Events of a text/event-stream as [name, data]. One that is cut off in the middle was never said.
+// Events of a text/event-stream as [name, data]. An event that is cut off is dropped.
 async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   const cut = error => { if (error.name === "AbortError") throw error; return {done: true}; };  // the connection is gone
@@ -62,8 +62,8 @@ async function follow(decode, request, signal) {
       decode.take(line);
       page.stage.refresh();
     }
-    if (!decode.end) throw new Error("The stream ended before the answer did; what had come is shown.");
-    if (decode.end.finish_reason === "error") throw new Error(decode.end.error || "The decode failed; what had come is shown.");
+    if (!decode.end) throw new Error("The connection ended before the answer did; what arrived is shown.");
+    if (decode.end.finish_reason === "error") throw new Error(decode.end.error || "The decode failed; what arrived is shown.");
   } catch (error) {
     if (error.name !== "AbortError") throw error;
   } finally {
@@ -74,7 +74,7 @@ async function follow(decode, request, signal) {
 
 // ---- knobs
 
-// One knob: a slider with a number beside it, a choice, a switch, or a field that may stay empty.
+// One knob: a slider with a number next to it, a choice, a switch, or a field that may stay empty.
 class Dial {
   constructor(knob, owner, changed) {
     this.knob = knob;
@@ -113,7 +113,7 @@ class Dial {
     return input;
   }
 
-  // Where a knob has no upper end the slider goes to four times the default; the number beside it takes any value.
+  // If a knob has no upper limit, the slider ends at four times the default; the number next to it takes any value.
   slider() {
     const {knob} = this, whole = knob.type.startsWith("int"), low = knob.low ?? 0;
     const high = knob.high ?? page.info.limits?.[knob.name] ?? Math.max(4 * knob.default, low + (whole ? 4 : knob.default ? 0 : 2));
@@ -158,11 +158,12 @@ class Dial {
   }
 }
 
-function dials(knobs, owner, box) {
+function dials(knobs, owner, box, main) {
   const made = knobs.map(knob => new Dial(knob, owner, summarise));
-  const first = made.some(dial => MAIN.has(dial.knob.name)) ? dial => MAIN.has(dial.knob.name) : dial => made.indexOf(dial) < FIRST;
-  box.append(...made.filter(first).map(dial => dial.box));
-  const rest = made.filter(dial => !first(dial));
+  const order = [main, ...MATTER], weight = dial => order.includes(dial.knob.name) ? order.indexOf(dial.knob.name) : order.length;
+  const first = [...made].sort((a, b) => weight(a) - weight(b)).slice(0, FIRST);
+  box.append(...first.map(dial => dial.box));
+  const rest = made.filter(dial => !first.includes(dial));
   if (rest.length) {
     const more = make("details", "more");
     more.append(make("summary", "", `${rest.length} more`), ...rest.map(dial => dial.box));
@@ -185,25 +186,53 @@ class Side {
     this.pick.value = chosen;
     this.pick.onchange = () => this.lay();
     this.about = make("p", "about");
+    this.preset = Object.assign(make("select", "preset"), {id: `preset-${number}`, onchange: () => this.turn(this.presets[this.preset.value] ?? {})});
+    this.preset.setAttribute("aria-label", `${title}: published settings`);
     this.knobs = make("div");
-    this.box.append(make("legend", "", title), this.pick, this.about, this.knobs);
+    this.box.append(make("legend", "", title), this.pick, this.about, this.preset, this.knobs);
     this.lay();
+  }
+
+  get presets() {
+    return page.info.presets?.[this.pick.value] ?? {};
+  }
+
+  // Choose a policy, as the arena recommends it.
+  use({policy, settings}) {
+    this.pick.value = policy;
+    this.lay();
+    this.turn(settings);
+  }
+
+  // Set these knobs, and all others to their defaults.
+  turn(settings) {
+    for (const dial of this.dials) dial.set(settings[dial.knob.name] ?? dial.normal);
+    summarise();
   }
 
   lay() {
     const policy = page.info.policies.find(each => each.name === this.pick.value);
     this.about.textContent = policy.about ?? "";
+    const names = Object.keys(this.presets);
+    this.preset.hidden = !names.length;
+    this.preset.replaceChildren(new Option("Default settings", ""), ...names.map(name => new Option(`Published settings: ${name}`, name)));
     this.knobs.replaceChildren();
-    this.dials = dials(policy.knobs, `side-${this.number}`, this.knobs);
+    this.dials = dials(policy.knobs, `side-${this.number}`, this.knobs, policy.main);
     summarise();
   }
 
   get request() {
-    return {prompt: find("prompt").value, policy: this.pick.value, ...turned(page.decode), ...turned(this.dials), ...form()};
+    return {prompt: find("prompt").value, policy: this.pick.value, ...turned(page.decode), ...turned(this.dials), ...form(), ...problem()};
   }
 }
 
-// What the answer must look like, as the server is asked for it; raises if what is written is no JSON.
+// The problem that the prompt asks, if it is still the example's: the server grades the answer.
+function problem() {
+  const {example} = page;
+  return example && find("prompt").value === example.prompt ? {problem: {task: example.task, seed: example.seed}} : {};
+}
+
+// The template and schema for the request; raises if the schema is not JSON.
 function form() {
   const text = find("schema").value.trim(), template = find("template").value;
   return {
@@ -250,7 +279,7 @@ async function generate() {
   try {
     form();
   } catch (error) {
-    complain(`The form of the answer must be a JSON schema: ${error.message}.`);
+    complain(`The schema must be a JSON schema: ${error.message}.`);
     find("form").open = true;
     find("schema").focus();
     return;
@@ -294,17 +323,29 @@ function finish(decodes, failed, stopped) {
   complain(...failed);
   const words = verdict(decodes);
   find("verdict").textContent = words;
-  say(stopped ? "Stopped." : failed.length ? "" : words || decodes.map(told).join(" "));
+  say(stopped ? "Stopped." : failed.length ? "" : [...decodes.length < 2 ? decodes.map(told) : [], words].filter(Boolean).join(" "));
 }
 
 const told = decode => `Done: ${decode.end.tokens.length} tokens in ${steps(decode.last)}, ${decode.counts(decode.last).tpf.toFixed(2)} tokens per forward.`;
+const right = decode => decode.end.grade?.correct;
 
-// A race in a sentence; fewer steps mean little unless the answers are looked at too.
+// The result in a sentence or two. Fewer steps mean little unless the answers are compared, too.
 function verdict(decodes) {
-  if (decodes.length < 2 || !decodes.every(decode => decode.end)) return "";
-  const [one, two] = decodes, apart = two.last - one.last;
+  if (!decodes.every(decode => decode.end)) return "";
+  const [one, two] = decodes;
+  if (!two) return right(one) === undefined ? "" : right(one) ? "The answer is right." : `The answer is wrong.${expected(one)}`;
+  const apart = two.last - one.last;
   const pace = apart === 0 ? `Both need ${steps(one.last)}.` : `${(apart > 0 ? one : two).name} needs ${steps(Math.abs(apart))} fewer.`;
-  return `${pace} The answers ${one.end.text === two.end.text ? "are the same" : "differ"}.`;
+  const same = one.end.text === two.end.text;
+  if (right(one) === undefined) return `${pace} The answers ${same ? "are the same" : "differ"}.`;
+  const grades = right(one) === right(two) ? `both are ${right(one) ? "right" : "wrong"}` : `${one.name} is ${right(one) ? "right" : "wrong"}, ${two.name} is ${right(two) ? "right" : "wrong"}`;
+  return `${pace} The answers ${same ? "are the same" : "differ"}; ${grades}.${right(one) && right(two) ? "" : expected(one)}`;
+}
+
+// What a story should end with.
+function expected(decode) {
+  const last = decode.end.grade.reference.match(/The answer is \d+\./);
+  return last ? ` Expected: “${last[0]}”` : "";
 }
 
 async function save() {
@@ -328,9 +369,56 @@ function reset() {
 }
 
 function take(example) {
+  page.example = example;
   find("prompt").value = example.prompt;
+  find("template").value = "";
+  find("holed").hidden = !example.template;
+  for (const button of find("examples").children) button.classList.toggle("chosen", button.dataset.task === example.task);
+  advise(example.task);
   for (const dial of page.decode)
     if (example.settings?.[dial.knob.name] !== undefined) dial.set(example.settings[dial.knob.name]);
+  summarise();
+}
+
+// Another problem of the same task.
+async function another() {
+  try {
+    const {task, seed} = page.example;
+    take(await (await ask(`v1/tacg/example/${task}?seed=${seed + 1}`)).json());
+    complain();
+  } catch (error) {
+    complain(error.message);
+  }
+}
+
+// The arena's choice for a task: the most accurate decoder, then faster ones.
+function advise(task) {
+  const box = find("advice"), offers = (page.info.recommended?.[task] ?? []).filter((each, i, all) => all.findIndex(other => other.policy === each.policy) === i);
+  box.hidden = !offers.length;
+  box.replaceChildren("Best in the arena: ", ...offers.map(offer => {
+    const [low, high] = offer.accuracy_ci.map(value => Math.round(100 * value));
+    const button = Object.assign(make("button", "", offer.policy), {type: "button", onclick: () => page.sides[0].use(offer)});
+    button.title = `On ${offer.n} problems: ${(100 * offer.accuracy).toFixed(1)} % right [${low}, ${high}] in ${offer.forwards.toFixed(1)} forwards`;
+    const line = make("span", "offer");
+    line.append(button, ` ${Math.round(100 * offer.accuracy)} % in ${offer.forwards.toFixed(0)} forwards`);
+    return line;
+  }));
+}
+
+// ⟨8⟩ is hard to type, so <8> becomes one.
+function holes() {
+  const box = find("template"), at = box.selectionStart, text = box.value.replaceAll(/<(\d+)>/g, "⟨$1⟩");
+  if (text !== box.value) {
+    box.value = text;
+    box.setSelectionRange(at, at);
+  }
+  summarise();
+}
+
+function insertHole() {
+  const box = find("template");
+  box.setRangeText("⟨8⟩", box.selectionStart, box.selectionEnd, "end");
+  box.focus();
   summarise();
 }
 
@@ -345,16 +433,19 @@ function build(info) {
   page.info = info;
   find("model").textContent = info.model;
   find("knows").textContent = info.knows ? `${info.model} knows ${info.knows}, and nothing else. Take an example, or change one:` : "";
-  find("schema").oninput = find("template").oninput = summarise;
+  find("schema").oninput = summarise;
+  find("template").oninput = holes;
   document.title = `tacg · ${info.model}`;
   const names = info.policies.map(policy => policy.name);
   const first = [info.defaults?.policy, "tacg", names[0]].find(name => names.includes(name));
   const second = ["confidence", ...names].find(name => names.includes(name) && name !== first) ?? first;
   page.sides = [new Side("Policy", 0, first), new Side("Against", 1, second)];
   find("sides").replaceChildren(...page.sides.map(side => side.box));
-  page.decode = dials(info.decode, "decode", find("decode"));
-  find("examples").replaceChildren(...info.examples.map(example =>
-    Object.assign(make("button", "", example.title ?? example.task), {type: "button", onclick: () => take(example)})));
+  page.decode = dials(info.decode, "decode", find("decode"), "gen_length");
+  const buttons = info.examples.map(example => Object.assign(make("button", "", example.task), {type: "button", onclick: () => take(example)}));
+  info.examples.forEach((example, i) => { buttons[i].dataset.task = example.task; });
+  const next = Object.assign(make("button", "next", "↻ Another"), {type: "button", onclick: another, title: "a new problem of the same kind"});
+  find("examples").replaceChildren(...buttons, ...info.examples.length ? [next] : []);
   toggleRace();
   if (!find("prompt").value && info.examples.length) take(info.examples[0]);
   find("generate").disabled = false;
@@ -389,4 +480,6 @@ find("unlock").onclick = unlock;
 find("race").onchange = toggleRace;
 find("reset").onclick = reset;
 find("save").onclick = save;
+find("hole").onclick = insertHole;
+find("holed").onclick = () => { find("template").value = page.example.template; summarise(); };
 open();
