@@ -130,7 +130,7 @@ def held_back(llm: LLM, task: Task, sample: Sample, threshold: float, ledger: Le
     return ledger.add(key, facts | {"held": held, "of": of, "rate": held / of if of else 0.0})
 
 
-# --- from rows to results---------------------------------------------------------------------------------------------
+# --- from rows to results --------------------------------------------------------------------------------------------
 
 
 def cells_of(rows: Iterable[ResultRow]) -> tuple[list[ResultRow], int]:

@@ -113,7 +113,7 @@ def labels(study: Study) -> Section:
     return Section("Tuning without labels", LABELS, [_paired_table(rows, UNTUNED)], (), provenance(rows))
 
 
-# --- from rows to results---------------------------------------------------------------------------------------------
+# --- from rows to results --------------------------------------------------------------------------------------------
 
 
 def judgement(row: ResultRow) -> str:
