@@ -97,6 +97,10 @@ def test_every_run_has_its_published_settings(name: str) -> None:
 
 
 def test_the_plan_counts_runs_once(tmp_path: Path) -> None:
+    asked = Stage(knobs={"mbpp": {"subset": "all"}})
+    line = next(each for each in runs_of("table3") if each.task == "mbpp")
+    assert (asked.task(line).subset, Stage().task(line).subset) == ("all", "test"), "a knob that was given wins"
+    assert "subset=all" in asked.file(line)
     stage = Stage()
     assert plan("table1", stage, tmp_path).lines[-1][:3] == ("32 runs", "", "17,920")
     assert plan("table5", stage, tmp_path) == plan("table1", stage, tmp_path).__class__(

@@ -185,13 +185,19 @@ def load_tasks(
     """Tasks with their knobs as typed. Each knob goes to every task that has it, each file to its benchmark."""
     from tacg.tasks import get_task
 
-    files = benchmark_files(names, data or [])
+    files, own = benchmark_files(names, data or []), task_knobs(names, pairs)
+    return [get_task(name, **own[name] | ({"data": files[name]} if name in files else {})) for name in names]
+
+
+def task_knobs(names: Sequence[str], pairs: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+    """The values of `--knob` by task: each goes to every task that has the knob."""
+    from tacg.tasks import get_task
+
     known = {name: get_task(name).knobs() for name in names}
     every = {knob: each for knobs in known.values() for knob, each in knobs.items()}
     what = f"knob of {names[0]}" if len(names) == 1 else "knob of these tasks"
     values = dict(_typed(pair, every, what) for pair in pairs or [])
-    own = {name: {knob: value for knob, value in values.items() if knob in known[name]} for name in names}
-    return [get_task(name, **own[name] | ({"data": files[name]} if name in files else {})) for name in names]
+    return {name: {knob: value for knob, value in values.items() if knob in known[name]} for name in names}
 
 
 def benchmark_files(names: Sequence[str], words: Sequence[str]) -> dict[str, str]:

@@ -16,10 +16,12 @@ from tacg.cli.common import (
     Json,
     Seed,
     SettingOptions,
+    TaskKnobs,
     benchmark_files,
     load_model,
     parse_settings,
     ready_directory,
+    task_knobs,
 )
 from tacg.cli.shown import LONG, print_json, progress, publish, show_tables
 from tacg.errors import TacgError, unknown
@@ -57,6 +59,7 @@ def main(
         ),
     ] = None,
     data: Data = None,
+    knob: TaskKnobs = None,
     setting: SettingOptions = None,
     cache: CacheMode = None,
     released: Annotated[bool, typer.Option("--released", help="Use the gate of the authors' released code.")] = False,
@@ -71,7 +74,7 @@ def main(
 ) -> None:
     """Run the paper's experiments with their published settings; existing results are not decoded again."""
     from tacg.experiments.reproduce import NAMES, Stage, plan
-    from tacg.tasks import benchmark_names
+    from tacg.tasks import benchmark_names, task_names
 
     wanted = names or list(NAMES)
     for name in wanted:
@@ -79,7 +82,8 @@ def main(
             raise unknown("table", name, NAMES)
     rehearsal, places = _models(model or [])
     files = benchmark_files(benchmark_names(), data or [])
-    stage = Stage(rehearsal, released, n, seed, files, parse_settings("tacg+klass", setting, cache))
+    knobs = task_knobs(task_names() if rehearsal else benchmark_names(), knob)
+    stage = Stage(rehearsal, released, n, seed, files, knobs, parse_settings("tacg+klass", setting, cache))
     home = out or Path("runs") / "-".join(["reproduce", *([rehearsal] if rehearsal else []), *([str(n)] if n else [])])
     if dry_run:
         plans = [plan(name, stage, home) for name in wanted]

@@ -85,6 +85,7 @@ class Stage:
     released   use the gate of the authors' code instead of the paper's
     n          maximum number of problems per run; None: all
     data       files of the datasets, by task; the others are downloaded
+    knobs      knobs of tasks, by task; they override the paper's
     extra      settings of every run whose policy or decode has them, such as the cache
     """
 
@@ -93,6 +94,7 @@ class Stage:
     n: int | None = None
     seed: int = 0
     data: Mapping[str, str] = field(default_factory=dict)
+    knobs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def policy(self, line: PaperRun) -> str:
@@ -106,10 +108,11 @@ class Stage:
     def task(self, line: PaperRun) -> Task:
         """The task, or its replacement in a rehearsal."""
         if self.rehearsal:
-            return get_task(paper()["rehearsal"][line.task])
+            name = paper()["rehearsal"][line.task]
+            return get_task(name, **self.knobs.get(name, {}))
         knobs = paper()["knobs"].get(line.model, {}).get(line.task, {})
         data = {"data": self.data[line.task]} if line.task in self.data else {}
-        return get_task(line.task, **knobs, **data)
+        return get_task(line.task, **{**knobs, **self.knobs.get(line.task, {}), **data})
 
     def items(self, line: PaperRun) -> int:
         """How many problems the run has."""
@@ -142,7 +145,8 @@ class Stage:
 
     def file(self, line: PaperRun) -> str:
         """The name of its results file; equal runs of two tables share it."""
-        changed = [f"{name}={value}" for name, value in sorted(self.settings(line).items())]
+        asked = self.knobs.get(self.task(line).name, {})
+        changed = [f"{name}={value}" for name, value in (*sorted(self.settings(line).items()), *sorted(asked.items()))]
         return ".".join([line.model, line.task, self.policy(line).partition(":")[0], *changed]) + ".jsonl"
 
 

@@ -24,7 +24,7 @@ from tacg.serve.guard import FAULT, Access, Guard, json_response, refused_respon
 from tacg.serve.info import describe
 from tacg.serve.job import Done
 from tacg.serve.limits import Limits
-from tacg.serve.metrics import Metrics
+from tacg.serve.metrics import CONTENT_TYPE, Metrics
 from tacg.serve.openai import Chat, Completion, Shape, usage
 from tacg.serve.parse_request import Defaults, Reader
 from tacg.serve.problems import SEEDS, Example
@@ -213,7 +213,7 @@ class Service:
             "tacg_rows_limit": self.limits.rows, "tacg_queue_limit": self.limits.queue,
             "tacg_draining": self.batcher.draining,
         }  # fmt: skip
-        return Response(self.metrics.text(gauges), media_type="text/plain; version=0.0.4")
+        return Response(self.metrics.text(gauges), media_type=CONTENT_TYPE)
 
     async def _read(self, request: Request, read: Callable[[Any], Ask]) -> Ask:
         """Parse a request in a thread, so that JSON and long texts do not delay other clients' chunks."""
