@@ -279,7 +279,7 @@ def test_a_template(browser: Any, server: Running, pocket: tacg.LLM, examples: d
 
 
 def test_fresh_examples_and_advice(browser: Any, server: Running, pocket: tacg.LLM, tmp_path: Path) -> None:
-    """Says what the model knows; another example is another problem; the arena's choice and presets are a click away."""
+    """Says what the model knows; another example is a new problem; the arena's choice and presets are offered."""
     visit = Visit(browser, server.url)
     with visit as page:
         page.wait_for_selector("#generate:enabled")
