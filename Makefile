@@ -1,30 +1,30 @@
-# Every target sets up what it needs in .venv first; the second time that takes no time.
+# Every target first sets up what it needs in .venv, once.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-# Where `make pocket` trains, for how long, where the model and its younger selves go, and on how many problems the
-# model is measured.
+# Where `make pocket` trains, for how many steps, where the model and its earlier versions go, and on how many problems
+# the model is measured.
 RUN ?= runs/pocket
 STEPS ?= 20000
 N ?= 500
 OUT ?= $(RUN)/model
 AGES ?= $(RUN)/younger
 FLAGS ?=
-# Which of the tests of other engines: words that pytest -k takes.
+# Which tests of other engines to run: an expression for pytest -k.
 ONLY ?=
 JEMALLOC ?= $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2 /usr/lib/libjemalloc.so.2 /usr/lib64/libjemalloc.so.2))
 
 .PHONY: demo test test-engines lint format docs setup pocket decoder-pages recording notebooks clean
 
-demo: .venv/run.stamp  ## watch a diffusion language model solve a sudoku, then compare TACG with its base and read what that means
+demo: .venv/run.stamp  ## watch a diffusion language model solve a sudoku, then compare TACG with its base policy
 	@$(BIN)/tacg eval --task pocket-sudoku --policy tacg --n 1 --watch
 	@echo; echo "Now the same with and without TACG, on 60 problems of each task (about a minute):"; echo
 	@$(BIN)/tacg compare --policy confidence --policy tacg --n 60 --out runs/demo
-	@echo; echo "Go on: source .venv/bin/activate, then tacg --help (or .venv/bin/tacg --help without activating)."
+	@echo; echo "Next: source .venv/bin/activate, then tacg --help (or .venv/bin/tacg --help without activating)."
 	@echo "       tacg tasks shows what the built-in model can do; tacg serve opens a page on which you can watch it."
 
-test: .venv/dev.stamp  ## the whole suite, the proofs that the gate is the paper's included
+test: .venv/dev.stamp  ## all tests, including those that compare the gate with the paper's rule
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-engines: .venv/dev.stamp .venv-sglang/stamp  ## the real SGLang on a CPU with the plug-in (an environment of 3 GB)
@@ -43,20 +43,20 @@ format: .venv/dev.stamp
 docs: .venv/docs.stamp  ## the documentation site, with every link checked: site/index.html (its search needs a server: python -m http.server -d site)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-recording: .venv/run.stamp  ## the picture in README
+recording: .venv/run.stamp  ## record the README's picture
 	$(BIN)/python scripts/record_demo.py docs/demo.svg
 
-notebooks: .venv/dev.stamp  ## run the example notebooks and keep what they print
+notebooks: .venv/dev.stamp  ## run the example notebooks and save their output
 	$(BIN)/python scripts/run_notebooks.py examples/*.ipynb
 
-pocket: .venv/run.stamp  ## train the built-in model from nothing; goes on where it was
+pocket: .venv/run.stamp  ## train the built-in model from scratch; run it again to continue
 	LD_PRELOAD=$(JEMALLOC) MALLOC_CONF=thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0 \
 	OMP_WAIT_POLICY=passive $(BIN)/python recipes/pocket/train.py --run $(RUN) --steps $(STEPS) $(FLAGS)
 	$(BIN)/python recipes/pocket/export.py --run $(RUN) --out $(OUT) --ages $(AGES)
 	$(BIN)/python recipes/pocket/measure.py --model $(OUT) --n $(N) --picture $(OUT)/pocket.png
 	$(BIN)/python recipes/pocket/measure.py --model $(AGES)/age-* --n $(N) --brief
 
-decoder-pages: .venv/run.stamp  ## a page for each decoder and the README's tables, from code, src/tacg/policies/about and rows
+decoder-pages: .venv/run.stamp  ## write a page for each decoder and the README's tables, from code, src/tacg/policies/about and rows
 	$(BIN)/tacg policies --pages docs/decoders --readme README.md
 	$(BIN)/python scripts/readme_tables.py
 

@@ -10,7 +10,7 @@ import tacg
 @tacg.register("bold")
 @dataclass(frozen=True)
 class Bold(tacg.Policy):
-    """Commit whatever leads its runner-up clearly."""
+    """Commit whatever is clearly ahead of the second most probable token."""
 
     lead: float = tacg.knob(0.5, "margin to commit", low=0, high=1)
 

@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
 )
 
 # (task, difficulty, share of the samples). Language first: copying from the prompt is learned in a few hundred steps
-# without sudokus, and hardly at all beside them (docs/log.md). Easier problems teach those that are asked for.
+# without sudokus, and hardly at all together with them (docs/log.md). Easier problems help with the harder ones.
 # Drills are sums without a story: a story holds six of them in 150 tokens, a drill thirteen.
 DRILL = "drill"
 EASY: dict[str, dict[str, int]] = {
@@ -142,7 +142,7 @@ def _texts(
 
 
 def _drill(rng: random.Random) -> tuple[str, str]:
-    """A dozen sums by themselves, or a chain in which each goes on from the last result, as in a story."""
+    """A dozen separate sums, or a chain in which each continues from the last result, as in a story."""
     chain = rng.random() < 0.5
     value = rng.randint(1, 99)
     asked, answered = ([f" {value}"], [f"Start with {value}."]) if chain else ([], [])
@@ -158,7 +158,7 @@ def _drill(rng: random.Random) -> tuple[str, str]:
 
 
 def pack(rows: list[tuple[list[int], list[int]]]) -> Batch:
-    """(prompt ids, answer ids) one behind the other."""
+    """(prompt ids, answer ids), concatenated."""
     tokens = [token for prompt, answer in rows for token in (*prompt, *answer)]
     answer = [flag for prompt, answer in rows for flag in (*[False] * len(prompt), *[True] * len(answer))]
     return Batch(torch.tensor(tokens), torch.tensor(answer), [len(prompt) + len(answer) for prompt, answer in rows])

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 if TYPE_CHECKING:
     from torch import Tensor
 
-LIMIT = 5 * 10**6  # bytes of weights: small enough to be installed, or kept, in passing
+LIMIT = 5 * 10**6  # maximum bytes of weights: small enough for a package
 
 
 def export(run: Path, out: Path) -> int:
@@ -38,7 +38,7 @@ def export(run: Path, out: Path) -> int:
 
 
 def export_ages(run: Path, out: Path) -> list[Path]:
-    """Write the model as it was at each age that the run has reached, the youngest first."""
+    """Write the model at each saved stage of training, the earliest first."""
     made = []
     for number, path in enumerate(sorted((run / "ages").glob("*.safetensors")), 1):
         with safe_open(path, framework="pt") as file:
@@ -53,12 +53,12 @@ def _write(run: Path, out: Path, weights: dict[str, Tensor], step: str) -> int:
     """A checkpoint in the Hugging Face layout."""
     out.mkdir(parents=True, exist_ok=True)
     save_file(weights, out / "model.safetensors", {"format": "pt", "step": step})
-    (out / "model.safetensors").chmod(0o644)  # it is written for its owner only
+    (out / "model.safetensors").chmod(0o644)  # temporary files are readable by their owner only
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(run / name, out / name)
     size = (out / "model.safetensors").stat().st_size
     if size > LIMIT:
-        raise SystemExit(f"The weights take {size} bytes, more than the {LIMIT} that a checkpoint may.")
+        raise SystemExit(f"The weights take {size} bytes, more than the limit of {LIMIT}.")
     print(f"exported step {step}: {size / 1e6:.2f} MB to {out}")
     return size
 
@@ -67,7 +67,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--ages", type=Path, help="where the younger models go")
+    parser.add_argument("--ages", type=Path, help="directory for the models of earlier stages")
     asked = parser.parse_args()
     export(asked.run, asked.out)
     if asked.ages is not None:

@@ -1,9 +1,9 @@
-"""Measure pocket on held-out problems: one row per task and decoder, the model's card and a picture from them.
+"""Measure pocket on held-out problems: one row per task and decoder, and the model card and a plot drawn from them.
 
     python recipes/pocket/measure.py --model MODEL --n 500
     python recipes/pocket/measure.py --model AGES/age-1 AGES/age-2 --n 200 --brief
 
-Rows go to `quality.jsonl` beside the weights, each as soon as it is done. Started again, only what is missing is
+Rows go to `quality.jsonl` next to the weights, each as soon as it is done. If it is run again, only missing rows are
 measured; rows of other weights are dropped.
 """
 
@@ -35,18 +35,18 @@ DECODERS: list[tuple[str, dict[str, Any]]] = [
     *(("confidence", {"threshold": threshold}) for threshold in (0.95, 0.8, 0.7, 0.6, 0.5)),
     *((policy, {}) for policy in ("tacg", "klass", "tacg+klass")),
 ]
-# Where real models are, and so where pocket shall be: on every task that it was trained on.
+# The range of real models, in which pocket should be on every task that it was trained on.
 ACCURACY, STEPS, TPF = (0.65, 0.85), 8, (2, 5)
 CARD = """# {name}
 
 A masked diffusion language model with LLaDA's architecture and {parameters:.1f} million parameters, trained from
-nothing on two CPU cores for {step} steps (`recipes/pocket`). It knows the tasks in free wording (`tacg tasks`) and
-nothing else; problems of the `-hard` tasks are beyond what training showed it.
+scratch on two CPU cores for {step} steps (`recipes/pocket`). It knows the tasks in free wording (`tacg tasks`) and
+nothing else; problems of the `-hard` tasks are harder than any in its training data.
 
 Measured on {n} test problems per task (seed {seed}, test split, {hardware}); brackets are 95 % intervals. Written by
 `recipes/pocket/measure.py` from `quality.jsonl`; the loss during training is in `loss.jsonl`.
 
-The regime that it is made for: one token per step is right in 65 to 85 % of cases, and confidence 0.9 needs at least
+The range that it is made for: one token per step is right in 65 to 85 % of cases, and confidence 0.9 needs at least
 8 steps per block of 32 at 2 to 5 tokens per forward.
 
 | task | one token per step, % | confidence 0.9: steps per block | tokens per forward | within |
@@ -104,7 +104,7 @@ def age(model: Path) -> int:
 
 
 def within(slow: Row, usual: Row) -> bool:
-    """Whether a task is where real models are."""
+    """Whether a task is in the range of real models."""
     steps, tpf = usual["steps_per_block"], usual["tpf"]
     return ACCURACY[0] <= slow["accuracy"] <= ACCURACY[1] and steps >= STEPS and TPF[0] <= tpf <= TPF[1]
 

@@ -1,10 +1,10 @@
-"""Train pocket: a LLaDA of 2.3 M parameters, on a laptop's CPU. Can be killed at any moment and started again.
+"""Train pocket: a LLaDA of 2.3 M parameters, on a laptop's CPU. Interrupt it at any time; run it again to continue.
 
     python recipes/pocket/train.py --run DIR --steps 20000
 
 DIR gets tokenizer files, `checkpoint.safetensors` (weights, their EMA, optimiser state, step), `loss.jsonl`, and
-`ages/` with the model as it was at five ages.
-Everything is derived from the step's number, so that a resumed run is the run that was never interrupted.
+`ages/` with the model at five stages of training.
+Everything is derived from the step number, so a resumed run equals one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def kept(self) -> set[int]:
-        """The steps after which the model is put aside."""
+        """The steps after which a copy of the model is saved."""
         return {max(1, round(self.steps * age)) for age in self.ages}
 
     def rate(self, step: int) -> float:
@@ -103,7 +103,7 @@ class Trainer:
         self._load()
 
     def train(self) -> None:
-        """Go on to the last step, saving on the way."""
+        """Train to the last step, saving from time to time."""
         began, tokens, losses = time.monotonic(), 0, []
         while self.step < self.plan.steps:
             for batch in self._remaining():
@@ -176,7 +176,7 @@ class Trainer:
         print(row, flush=True)
 
     def _keep(self) -> None:
-        """Put today's averaged weights aside, as small as they ship: a model of this age."""
+        """Save a copy of the averaged weights in bfloat16: the model at this stage."""
         weights = {name: value.to(torch.bfloat16) for name, value in self.ema.items()}
         (self.run / "ages").mkdir(exist_ok=True)
         path = self.run / "ages" / f"{self.step:06d}.safetensors"
@@ -184,7 +184,7 @@ class Trainer:
         os.replace(f"{path}.new", path)
 
     def save(self) -> None:
-        """Write everything to one file, in place of the old one only when it is complete."""
+        """Write everything to one file, which replaces the old one only when it is complete."""
         tensors = {f"model/{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {f"ema/{name}": value for name, value in self.ema.items()}
         for name, optimiser in self.optimisers.items():
@@ -216,10 +216,10 @@ class Trainer:
 
 
 def initialise(model: Llada, tokenizer: Tokenizer) -> None:
-    """Normal weights; what writes into the residual stream starts small.
+    """Normal weights; layers that write into the residual stream start small.
 
-    Embeddings start at size one. At 0.02, a common choice, the blocks' first outputs drown them, no head can tell which
-    token it looks at; a run that started so had not learned to copy a number after 1,750 steps (docs/log.md).
+    Embeddings start at size one. At 0.02, a common choice, the blocks' first outputs are much larger, and no head can tell
+    tokens apart; such a run had not learned to copy a number after 1,750 steps (docs/log.md).
     """
     for name, value in model.named_parameters():
         if value.dim() == 2:
@@ -231,7 +231,7 @@ def initialise(model: Llada, tokenizer: Tokenizer) -> None:
 
 @torch.no_grad()
 def teach_numbers(tokenizer: Tokenizer, table: Tensor, head: Tensor) -> None:
-    """Numbers start with their place on circles of several sizes, so that sums are turns; half noise, half that.
+    """Numbers start as positions on circles of several sizes, so that sums are rotations; the other half is noise.
 
     Networks that learn to add find such waves by themselves, but late: see docs/log.md.
     """

@@ -39,7 +39,7 @@ def answer(rows: Iterable[ResultRow]) -> str:
     columns = ("task", "TACG", "accuracy %", "steps", "points gained at equal steps", "% of steps saved")
     many = " or ".join(f"{size:,}" for size in sizes)
     note = (
-        f"Each figure is for one sample of {many} problems, with its 95 % interval; further figures of a line are for other "
+        f"Each figure is for one sample of {many} problems, with its 95 % interval; others in a line are for other "
         "problems or other tuned knobs. Steps are saved at equal accuracy."
     )
     return "\n".join([*words, "", markdown_table(columns, lines), "", note, ""])
