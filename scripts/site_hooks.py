@@ -25,7 +25,7 @@ LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".cff": "yaml"}
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the borrowed pages, and a page for every file outside docs/ that somebody links to."""
+    """Add the borrowed pages, and a page for every file outside docs/ to which a page links."""
     for page, path in BORROWED.items():
         files.append(File.generated(config, page, content=(ROOT / path).read_text(encoding="utf-8")))
     wanted: set[str] = set()

@@ -218,8 +218,8 @@ class Trainer:
 def initialise(model: Llada, tokenizer: Tokenizer) -> None:
     """Normal weights; layers that write into the residual stream start small.
 
-    Embeddings start at size one. At 0.02, a common choice, the blocks' first outputs are much larger, and no head can tell
-    tokens apart; such a run had not learned to copy a number after 1,750 steps (docs/log.md).
+    Embeddings start at size one. At 0.02, a common choice, the blocks' first outputs are much larger, and no head can
+    tell tokens apart; such a run had not learned to copy a number after 1,750 steps (docs/log.md).
     """
     for name, value in model.named_parameters():
         if value.dim() == 2:
@@ -280,7 +280,7 @@ def _narrow(layer: nn.Linear) -> Any:
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, required=True, help="directory of the run; started again, it goes on")
+    parser.add_argument("--run", type=Path, required=True, help="directory of the run; run it again to continue")
     parser.add_argument("--steps", type=int, default=20000)
     parser.add_argument("--weighting", choices=["plain", "eq1"], default="eq1")
     parser.add_argument("--save-every", type=int, default=250)

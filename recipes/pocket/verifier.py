@@ -104,7 +104,7 @@ def _predicted(network: Qwen2, batch: Batch) -> tuple[torch.Tensor, float]:
 
 @torch.no_grad()
 def measure(network: Qwen2, tokenizer: Tokenizer, task: str, n: int = 100) -> dict[str, float]:
-    """The same on the dev split; of the padding behind answers, only the first token counts."""
+    """The same on the dev split; of the padding after answers, only the first token counts."""
     rows = []
     for problem in get_task(task).problems("dev", n, 0):
         prompt = tokenizer.encode(f"{USER}{problem.prompt}{ASSISTANT}").ids

@@ -206,7 +206,7 @@ def test_the_law_finds_the_feature_that_matters_and_its_sign_holds() -> None:
     assert "should cost" in in_words(verdict({**cells[0]["features"], "early": -1.5}, law), law)[0]
     far = verdict({**cells[0]["features"], "early": 99.0}, law)
     assert "early" in far[0]["unlike"]
-    assert "Unlike every cell" in in_words(far, law)[0]
+    assert "Outside the range of all cells" in in_words(far, law)[0]
 
 
 def test_noise_is_no_law() -> None:

@@ -79,5 +79,5 @@ def tables(rows: Sequence[ResultRow]) -> list[Table]:
             for row in mine
         ]
         size = f"{mine[0]['parameters'] / 1e6:.0f} M parameters"
-        made.append(Table(f"{family}, {size}", ("prompt", "cache", "ms a token", "against none"), tuple(lines)))
+        made.append(Table(f"{family}, {size}", ("prompt", "cache", "ms per token", "against none"), tuple(lines)))
     return made

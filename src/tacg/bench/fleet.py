@@ -110,7 +110,7 @@ def two_nodes() -> Iterator[str]:
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """One line per row."""
-    columns = ("replicas", "killed", "rows", "equal to one process", "s", "items a second", "over one replica")
+    columns = ("replicas", "killed", "rows", "equal to one process", "s", "items per second", "over one replica")
     lines = [
         (
             str(row["replicas"] or "no cluster"), str(row["killed"]), str(row["rows"]), "yes" if row["equal"] else "NO",

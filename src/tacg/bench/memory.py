@@ -44,7 +44,7 @@ def steps(trajectories, left):
 
 def resident():
     with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # what the allocator holds back for later is nobody's
+        ctypes.CDLL(None).malloc_trim(0)  # memory that the allocator keeps for later does not count
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) for line in file if line.startswith("VmRSS")) / 1024
 

@@ -58,7 +58,7 @@ class _Writer:
             if key in keys:
                 beside = keys - {key} - ({"type"} if key in ("enum", "const") else set())
                 if beside:
-                    raise _unsupported(f"{key} beside {min(beside)}", at)
+                    raise _unsupported(f"{key} together with {min(beside)}", at)
                 return self._special(key, schema, at, within)
         kinds = schema["type"] if "type" in keys else _implied(keys, at)
         kinds = [kinds] if isinstance(kinds, str) else kinds
@@ -132,7 +132,7 @@ class _Writer:
         items = schema.get("items", True)
         if "prefixItems" in schema:
             if items is not False and "items" in schema:
-                raise _unsupported("prefixItems beside items", at)
+                raise _unsupported("prefixItems together with items", at)
             if {"minItems", "maxItems"} & schema.keys() and not (
                 schema.get("minItems", 0) <= len(schema["prefixItems"]) <= schema.get("maxItems", MOST_REPEATS)
             ):

@@ -260,7 +260,7 @@ class Batch:
         if self.constrained is not None:
             assert self.view is not None
             self.constrained.apply(logits, (len(self.rows), self.length), self.view.places)
-            eager = True  # ranks decide which of several accepted tokens stands, so all of them must be measured
+            eager = True  # ranks decide which of several accepted tokens is written, so all of them must be measured
         scan, signals = self.scan(logits, hidden, eager=eager)
         decision = self.decide(signals)
         return self.read(self.commit(scan, signals, decision), signals, decision)

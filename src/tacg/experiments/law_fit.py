@@ -223,7 +223,7 @@ def _sentence(each: Mapping[str, Any]) -> str:
             said += f" Its sign was right on {one['right']} of {one['of']} {of}"
             said += f" ({one['clear_right']} of {one['clear_of']} with a clear gain)."
     if each["unlike"]:
-        said += f" Unlike every cell of the law in: {', '.join(FEATURES[name] for name in each['unlike'])}."
+        said += f" Outside the range of all cells of the law: {', '.join(FEATURES[name] for name in each['unlike'])}."
     return said
 
 

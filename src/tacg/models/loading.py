@@ -94,7 +94,9 @@ def load_checkpoint(
     fill(model, weights, kind, Placement.of(model, places), packing, tell)
     tokenizer = packed_file.tokenizer() if packed_file else Tokenizer(directory)
     if family == "llada" and "<|start_header_id|>" in (tokenizer.chat_template or ""):
-        tokenizer.chat_template = LLADA_TEMPLATE  # the checkpoint's own is said to always add the assistant's header
+        tokenizer.chat_template = (
+            LLADA_TEMPLATE  # the checkpoint's own is reported to always add the assistant's header
+        )
     model.spec = _spec(str(source), family, config, directory, model, tokenizer)
     return model.eval(), tokenizer
 

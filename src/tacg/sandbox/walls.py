@@ -21,7 +21,10 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SE
 
 BOX = "/proc"  # where the new root is built: every Linux has this directory, and we need nothing in it
 ROOM = "/tmp"  # the only place an answer may write
-PACKAGES = ("site-packages", "dist-packages")  # hidden, although beside the standard library: some hold the public sets
+PACKAGES = (
+    "site-packages",
+    "dist-packages",
+)  # hidden, although next to the standard library: some contain the benchmarks
 UID_CEILING = 1 << 30  # processes are counted per user, so a child takes two unused user ids below this
 
 # System calls that no answer needs. Each outlives its process, reveals other processes, holds memory that no limit

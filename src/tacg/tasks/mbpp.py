@@ -81,6 +81,6 @@ class MBPP(Programs):
 
 
 def between_marks(answer: str) -> str:
-    """The text between the prompt's marks, each at an end of its line; models may go on after [DONE]."""
+    """The text between the prompt's marks, each at an end of its line; models may continue after [DONE]."""
     until = re.split(r"(?m)^[ \t]*\[DONE\]|\[DONE\][ \t]*$", answer.replace("\r\n", "\n"))[0]
     return re.split(r"(?m)^[ \t]*\[BEGIN\]|\[BEGIN\][ \t]*$", until)[-1]

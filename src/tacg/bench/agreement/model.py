@@ -28,7 +28,7 @@ NEVER = -1e9  # finite in sums, but probability 0 in every float type
 
 
 class SeenRow(PackedRows):
-    """One row at any positions, under any mask, behind keys and values of earlier forwards."""
+    """One row at any positions, under any mask, after keys and values of earlier forwards."""
 
     def __init__(
         self, config: Any, position: Tensor, mask: Tensor | None, past: KeptKeys | None, replace: Tensor | None
@@ -57,7 +57,7 @@ class SeenRow(PackedRows):
 
 
 class SeenModel(nn.Module):
-    """A LLaDA body behind the usual call. `canvases` holds what it was shown: ids of the whole canvas, int64 [T].
+    """A LLaDA body with the usual call. `canvases` holds what it was shown: ids of the whole canvas, int64 [T].
 
     shift  logits are handed out one position early, for loops that shift them back (Dream's)
     """
@@ -78,7 +78,7 @@ class SeenModel(nn.Module):
         self, input_ids: Tensor, attention_mask: Any = None, position_ids: Any = None, past_key_values: Any = None,
         use_cache: bool = False, replace_position: Tensor | None = None, **_: Any,
     ) -> SimpleNamespace:  # fmt: skip
-        """ids [1, N] -> logits [1, N, V], and `past_key_values` to go on from."""
+        """ids [1, N] -> logits [1, N, V], and `past_key_values` for the next forward."""
         ids = input_ids[0].masked_fill(input_ids[0] == FOREIGN_MASK, self.spec.mask_id)
         replace = None if replace_position is None else replace_position[0].nonzero()[:, 0]
         start = 0 if past_key_values is None else int(past_key_values[0][0].shape[2])
