@@ -19,16 +19,8 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 COLUMN, DOUBLE = 3.35, 6.9  # inches: one column of a paper, and both
-COLOURS = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#8172b3",
-    "#7a7a7a",
-)  # safe if colour-blind
+# distinct for the colour-blind, and readable on light and dark pages
+COLOURS = ("#3a88c8", "#d55e00", "#159c77", "#cc79a7", "#d99000", "#56b4e9", "#8f80c4", "#8a8a8a")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h", "p")
 USUAL = ("confidence", "tacg", "klass", "tacg+klass", "eb", "schedule", "auto", "swd")  # the same style in every plot
 INK, BLACK = "#767c85", "#000000"

@@ -69,8 +69,8 @@ def draw_heat(rows: Sequence[ResultRow], path: Path) -> Path:
             for column, value in enumerate(line):
                 shade = "black" if value > middle else "white"
                 panel.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=4.5, color=shade, gid="cell")
-        panel.set_xticks(range(len(xs)), [str(x) for x in xs])
-        panel.set_yticks(range(len(ys)), [str(y) for y in ys])
+        panel.set_xticks(range(len(xs)), [str(x) for x in xs], fontsize=5)
+        panel.set_yticks(range(len(ys)), [str(y) for y in ys], fontsize=5)
         panel.set(title=title, xlabel=symbol(rows[0]["x_name"]), ylabel=symbol(rows[0]["y_name"]))
         panel.grid(visible=False)
     return save(figure, panels, path, f"{rows[0]['spec']}, {_about(rows)}")
