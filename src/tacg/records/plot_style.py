@@ -49,7 +49,7 @@ def styles(names: Iterable[str]) -> dict[str, dict[str, str]]:
     return {
         name: {
             "color": COLOURS[place % len(COLOURS)],
-            "marker": MARKERS[(place + place // len(COLOURS)) % len(MARKERS)],
+            "marker": MARKERS[(place % len(COLOURS) + place // len(COLOURS)) % len(MARKERS)],
         }
         for name, place in places.items()
     }
