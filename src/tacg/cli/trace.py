@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,11 +32,11 @@ from tacg.cli.shown import print_json
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from tacg.canvas import Canvas
     from tacg.llm import LLM
-    from tacg.tasks import Task
+    from tacg.tasks import Problem, Task
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -106,14 +107,10 @@ def _record(
     from tacg.trace import record
 
     prompt: str | list[dict[str, str]] | Canvas = what if isinstance(what, str) else ""
-    grade = None
+    grade: Callable[[str], dict[str, Any]] | None = None
     if not isinstance(what, str):
         (problem,) = what.problems("test", 1, seed)
-        prompt = problem.asked
-
-        def grade(text: str) -> dict[str, Any]:
-            found = what.grade(problem, text)
-            return {"correct": found.correct, "score": found.score}
+        prompt, grade = problem.asked, functools.partial(_graded, what, problem)
 
     files = []
     for spec in policies:
@@ -126,3 +123,8 @@ def _record(
         typer.secho(f"trace: {file}", err=True)
         files.append(file)
     return files
+
+
+def _graded(task: Task, problem: Problem, text: str) -> dict[str, Any]:
+    found = task.grade(problem, text)
+    return {"correct": found.correct, "score": found.score}
