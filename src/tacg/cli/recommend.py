@@ -107,7 +107,7 @@ def main(
     candidates = candidates_of(specs, lengths, fixed)
     made = functools.partial(
         _problems, chosen_task if graded else None, asked, lengths, rows_file, seed, batch_size,
-        {"name": model, "dtype": dtype, "device": device, "verifier": verifier, "quantize": quantize},
+        model, {"dtype": dtype, "device": device, "verifier": verifier, "quantize": quantize},
     )  # fmt: skip
     jobs = jobs or (os.cpu_count() or 1 if model in BUILT_IN and device == "cpu" else 1)
     with progress("recommending", None) as tick:
@@ -165,13 +165,15 @@ def _asked(
 
 def _problems(
     task: Task | None, asked: Sequence[Any], lengths: dict[str, Any], rows: Path, seed: int, batch_size: int,
-    model: Mapping[str, Any], tick: Tick | None = None,
+    model: str, loading: Mapping[str, Any], tick: Tick | None = None,
 ) -> Problems:  # fmt: skip
     """Graded problems of a task, or prompts, for a model that is loaded here: each worker loads its own."""
     from tacg.experiments.recommend import Agreeing, Graded
+    from tacg.llm import load
     from tacg.records.rows import Ledger
 
-    llm, ledger = load_model(**model), Ledger(rows)
+    llm = load_model(model, **loading) if tick else load(model, **loading)  # a worker shows no progress
+    ledger = Ledger(rows)
     if task is not None:
         return Graded(llm, task, ledger, seed, batch_size, tick)
     return Agreeing(llm, asked, lengths, ledger, batch_size, tick)
