@@ -70,11 +70,11 @@ class Linear(nn.Linear):
 
 def plus_product(onto: Tensor, product: Linear, x: Tensor) -> Tensor:
     """`onto` [N, D] plus the product of x [N, I], without a bias. On a GPU one kernel, which writes into `onto`."""
-    fused = x.device.type == "cuda" and type(product) is Linear and not _is_packed(product.weight)
+    fused = x.device.type == "cuda" and type(product) is Linear and not is_packed(product.weight)
     return onto.addmm_(x, product.weight.t()) if fused else torch.add(onto, product(x))
 
 
-def _is_packed(weight: object) -> bool:
+def is_packed(weight: object) -> bool:
     """Whether a weight, or a module that stands for one, is packed."""
     return isinstance(weight, PackedWeight)
 
@@ -133,7 +133,7 @@ class SideBySide(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.joint = {}
         first = next(self.parameters())
-        if first.device.type == "cuda" and not any(map(_is_packed, self.modules())):
+        if first.device.type == "cuda" and not any(map(is_packed, self.modules())):
             for name, place in self.make_room(first.dtype, first.device).items():
                 owner, _, leaf = name.rpartition(".")
                 place.copy_(self.get_parameter(name))
