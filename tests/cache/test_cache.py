@@ -113,8 +113,8 @@ def test_modes_that_make_no_sense_are_refused(models: dict[str, tacg.LLM]) -> No
         ("llada2", {"cache": "dual"}, "block-causal"),
         ("llada", {"cache": "dual", "observe": "sequence"}, "later blocks are not computed"),
         ("llada2", {"observe": "sequence"}, "later blocks are not computed"),
-        ("llada2", {"block_length": 24}, "must be 32, or divide it.*got 24. Left out, it is 32"),
-        ("fast-dllm-v2", {"block_length": 64}, "must be 32, or divide it.*Left out, it is 8"),
+        ("llada2", {"block_length": 24}, "must be 32 or a divisor.*got 24. The default is 32"),
+        ("fast-dllm-v2", {"block_length": 64}, "must be 32 or a divisor.*The default is 8"),
     ):
         with pytest.raises(tacg.TacgError, match=words):
             models[family].generate([7, 8], gen_length=8, **({"block_length": 32} | settings))

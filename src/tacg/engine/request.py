@@ -28,7 +28,7 @@ class Decode(Knobs):
 
     gen_length: int = knob(128, "positions to generate", low=1)
     block_length: int | None = knob(
-        None, "positions of a block, decoded left to right (none: as suits the model; >= gen_length: no blocks)", low=1
+        None, "positions of a block, from left to right (none: the model's own, or 32)", low=1
     )
     steps: int | None = knob(None, "denoising steps at most, over all blocks (none: one per position)", low=1)
     temperature: float = knob(0.0, "0: most probable token; above 0: random sampling", symbol="T", low=0)
@@ -55,19 +55,6 @@ class Decode(Knobs):
         blocks = -(-self.gen_length // self.block_length) if self.block_length else 1
         if self.steps is not None and blocks > self.steps:
             raise TacgError(f"`steps` must be at least the number of blocks, {blocks}, got {self.steps}.")
-
-    def edges(self, spec: ModelSpec, prompt: int) -> list[int]:
-        """Where blocks begin after a prompt of this length, and where the last one ends.
-
-        Blocks of a block-causal model lie on its grid, which begins with the prompt. If it is also shifted, the first
-        token of a block is known from the block before: it is a block of its own, and written before all others.
-        """
-        size, length, grid = spec.block_length(self.block_length), self.gen_length, spec.causal_block
-        before = 0 if grid is None else prompt + spec.padding(prompt)
-        edges = {0, length, *range(size - before % size, length, size)}
-        if grid is not None and spec.logit_shift:
-            edges |= {*range(1 + -before % grid, length, grid)}
-        return sorted(edges)
 
     def blocks(self, edges: Sequence[int], holes: Sequence[bool]) -> tuple[tuple[int, int, int], ...]:
         """(start, stop, steps) of each block. Steps are divided in proportion to masks, rounded to whole numbers.
@@ -118,7 +105,8 @@ class Request:
 
     def blocks(self, spec: ModelSpec) -> tuple[tuple[int, int, int], ...]:
         """(start, stop, steps) of each block."""
-        return self.decode.blocks(self.decode.edges(spec, len(self.prompt)), self.holes(spec.mask_id))
+        edges = spec.edges(len(self.prompt), self.decode.block_length, self.decode.gen_length)
+        return self.decode.blocks(edges, self.holes(spec.mask_id))
 
     def check(self, spec: ModelSpec) -> None:
         """Raise if this model cannot serve the request."""
@@ -131,8 +119,8 @@ class Request:
         resolve_mode(self.decode.cache, self.decode.observe, spec, self.policy.needs)
         if spec.causal_block is not None and spec.causal_block % spec.block_length(self.decode.block_length):
             raise TacgError(
-                f"`block_length` must be {spec.causal_block} or a divisor, because {spec.name!r} has causal blocks of that "
-                f"length; got {self.decode.block_length}. The default is {spec.block_length(None)}."
+                f"`block_length` must be {spec.causal_block} or a divisor, because {spec.name!r} has causal blocks of "
+                f"that length; got {self.decode.block_length}. The default is {spec.block_length(None)}."
             )
         if self.policy.needs.branches:
             check_branches(self)

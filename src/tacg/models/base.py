@@ -31,8 +31,8 @@ class ModelSpec:
     logit_shift   how many positions before a token its prediction is read (1 for models with shifted logits)
     causal_block  block size if a block attends only to itself and what is before it; None: full attention
     sub_block     how many positions of such a block the model's authors decode at a time; None: all of them
-    pads_prompt   whether prompts are padded on the left to whole blocks, so that the answer begins with a new block. The
-                  padding is masked and has no position, so here only the blocks move
+    pads_prompt   whether prompts are padded on the left to whole blocks, so that the answer begins with a new block.
+                  The padding is masked and has no position, so here only the blocks move
     before, after ids around every text (masked language models: [CLS] and [SEP])
     """
 
@@ -53,6 +53,24 @@ class ModelSpec:
     def block_length(self, wanted: int | None) -> int:
         """How many positions are decoded at a time: as wanted, or as suits the model."""
         return wanted or self.sub_block or self.causal_block or BLOCK_LENGTH
+
+    def edges(self, prompt: int, wanted: int | None, length: int) -> list[int]:
+        """Where the blocks of an answer of `length` begin after a prompt of so many tokens, and where the last ends."""
+        size = self.block_length(wanted)
+        return self._grid(prompt, size, length) if self.causal_block else [*range(0, length, size), length]
+
+    def _grid(self, prompt: int, size: int, length: int) -> list[int]:
+        """`edges` of a block-causal model, whose blocks are counted from the prompt's first token, or padding.
+
+        If it is also shifted, the first token of a block is known from the block before: it is a block of its own, and
+        written before all others.
+        """
+        assert self.causal_block is not None
+        before = prompt + self.padding(prompt)
+        edges = {0, length, *range(size - before % size, length, size)}
+        if self.logit_shift:
+            edges |= {*range(1 + -before % self.causal_block, length, self.causal_block)}
+        return sorted(edges)
 
     def padding(self, prompt: int) -> int:
         """How many positions a prompt of this length lacks to fill whole blocks, if the model wants that; else 0."""

@@ -4,7 +4,7 @@ Qwen2 itself is causal: it writes from left to right and has no mask, so it cann
 verifier of drafts (`apd`). In Fast-dLLM v2 (Wu et al., "Fast-dLLM v2: Efficient Block-Diffusion LLM", 2025) a position
 also sees its own block. In both, the output is aligned: position i predicts token i. The first token of a block is
 predicted by the last position of the block before it, which is complete, and so it is written before all others (see
-`Decode.edges`).
+`ModelSpec.edges`).
 """
 
 from __future__ import annotations
