@@ -11,6 +11,9 @@ import torch
 
 import tacg
 from tacg import templates
+from tacg.experiments.evaluate import evaluate
+from tacg.models.tiny import write_checkpoint
+from tacg.tasks import get_task
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -203,3 +206,12 @@ def test_templates_get_what_hugging_face_gives(source: str, text: str) -> None:
 def test_templates_know_the_day() -> None:
     before = datetime.date.today().isoformat()
     assert before <= render("{{ strftime_now('%Y-%m-%d') }}") <= datetime.date.today().isoformat()
+
+
+@pytest.mark.parametrize(("family", "own"), [("sdar", 4), ("llada2", 32), ("fast-dllm-v2", 8), ("llada", 32)])
+def test_blocks_are_the_models_own_where_nobody_says(tmp_path: Path, family: str, own: int) -> None:
+    llm = tacg.load(write_checkpoint(tmp_path, family=family))
+    said, unsaid = (llm.generate([7, 8, 9], "schedule", gen_length=33, **each) for each in ({"block_length": own}, {}))
+    assert (said.tokens, said.commits) == (unsaid.tokens, unsaid.commits)
+    problems = evaluate(llm, get_task("pocket-math"), "schedule", n=1, settings={"gen_length": 33})
+    assert problems.row["settings"].get("block_length") == (32 if family == "llada" else None), "a task only suggests"

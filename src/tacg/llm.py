@@ -163,6 +163,11 @@ class LLM:
             **({"quantize": quantize} if (quantize := getattr(self.model, "quantize", None)) else {}),
         }
 
+    @property
+    def causal_block(self) -> int | None:
+        """See `ModelSpec.causal_block`."""
+        return self.model.spec.causal_block
+
     def encode(self, prompt: str | list[Message] | list[int], chat: bool | None = None) -> list[int]:
         """Ids of one prompt."""
         if isinstance(prompt, str):

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FULL = ("llada", "dream", "llada-moe")
-BY_BLOCKS = {"llada2": 32, "sdar-moe": 4, "fast-dllm-v2": 32}  # the last one reads one position before its block
+# Of the last two one reads a position before its block, and one has a grid that ends with the prompt.
+BY_BLOCKS = {"llada2": 32, "sdar-moe": 4, "fast-dllm-v2": 32, "a2d": 32}
 PROMPTS = [
     [7 + (3 * row + place) % 60 for place in range(length)]
     for row, length in enumerate((5, 40, 33, 64, 17, 31, 90, 12))
@@ -34,8 +35,8 @@ SETTINGS: dict[str, Any] = {"gen_length": 80, "block_length": 32, "early_stop": 
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tacg.LLM]:
     made = {}
     for family in (*FULL, *BY_BLOCKS):
-        directory = write_checkpoint(tmp_path_factory.mktemp(family), family=family, seed=2, liveliness=4.0)
-        made[family] = tacg.load(directory)
+        directory, shape = tmp_path_factory.mktemp(family), {"block_size": 32} if family == "a2d" else {}
+        made[family] = tacg.load(write_checkpoint(directory, family=family, seed=2, liveliness=4.0, **shape))
     return made
 
 
@@ -54,8 +55,7 @@ class Spy:
 
 def decode(llm: tacg.LLM, prompt: list[int], cache: str, policy: str = "tacg") -> tuple[tacg.Output, Spy]:
     spy = Spy(llm.model)
-    block = llm.model.spec.causal_block or 32
-    return tacg.LLM(spy, llm.tokenizer).generate(prompt, policy, cache=cache, **SETTINGS | {"block_length": block}), spy
+    return tacg.LLM(spy, llm.tokenizer).generate(prompt, policy, cache=cache, **SETTINGS | {"block_length": None}), spy
 
 
 @pytest.mark.parametrize("family", BY_BLOCKS)
@@ -113,7 +113,8 @@ def test_modes_that_make_no_sense_are_refused(models: dict[str, tacg.LLM]) -> No
         ("llada2", {"cache": "dual"}, "block-causal"),
         ("llada", {"cache": "dual", "observe": "sequence"}, "later blocks are not computed"),
         ("llada2", {"observe": "sequence"}, "later blocks are not computed"),
-        ("llada2", {"block_length": 16}, "must be 32"),
+        ("llada2", {"block_length": 24}, "must be 32 or a divisor.*got 24. The default is 32"),
+        ("fast-dllm-v2", {"block_length": 64}, "must be 32 or a divisor.*The default is 8"),
     ):
         with pytest.raises(tacg.TacgError, match=words):
             models[family].generate([7, 8], gen_length=8, **({"block_length": 32} | settings))

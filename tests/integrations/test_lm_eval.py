@@ -92,7 +92,7 @@ def test_a_model_with_a_qwen_body(tmp_path: Path) -> None:
     from tacg.integrations.lm_eval import TacgLM
 
     place = write_checkpoint(tmp_path / "tiny-bd3lm", family="a2d")
-    model, llm = TacgLM(str(place), "tacg", mc_num=2, block_length=32), tacg.load(place)
+    model, llm = TacgLM(str(place), "tacg", mc_num=2), tacg.load(place)
     assert llm.model.spec.causal_block == 32
     asked = [Instance("generate_until", {}, (f"{word} ", {"until": [], "max_gen_toks": 40}), 0) for word in "abc"]
     alone = [llm.generate(f"{word} ", "tacg", chat=False, gen_length=40).text for word in "abc"]

@@ -12,6 +12,8 @@ from tacg.bench.simulated_device.guard import register_guard
 from tacg.errors import TacgError
 from tacg.models import products
 from tacg.models.experts import Experts
+from tacg.models.quantized import KINDS as PACKED
+from tacg.models.quantized import make_room
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
 # Experts, width, inner, tokens, chosen: few tokens, many, experts that nobody chooses, and sizes that do not align.
@@ -64,5 +66,31 @@ def test_a_device_launches_few_kernels_and_waits_for_none(shape: tuple[int, ...]
         device.tally.clear()
         made = away(*moved)
         assert device.tally.count("kernel") <= 14
+        assert device.tally.count("read") == device.tally.count("upload") == 0
+        torch.testing.assert_close(made.cpu().float(), expected, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+@pytest.mark.parametrize("at_once", [1, 5, 100])
+def test_packed_experts_make_a_device_wait_for_nothing(
+    kind: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many are unpacked at a time, they give what they give one by one."""
+    try:
+        register_guard()
+    except TacgError as error:
+        pytest.skip(str(error))
+    experts, *given = world((16, 64, 32, 40, 2), torch.bfloat16)
+    given[1] = given[1].clamp(max=9)  # the last experts are chosen by nobody
+    given[1][:, 1] = 3
+    tables = {name: table.clone() for name, table in experts.named_parameters()}
+    for name, room in make_room(experts, None, kind, lambda _: torch.device("cpu")).items():
+        room.put(0, tables[name].flatten(0, 1))
+    expected = experts(*given).float()
+    monkeypatch.setattr("tacg.models.experts.UNPACKED", at_once * 2 * 64 * 32)
+    with SimulatedDevice() as device:
+        away, moved = experts.to("cuda"), [each.to("cuda") for each in given]
+        device.tally.clear()
+        made = away(*moved)
         assert device.tally.count("read") == device.tally.count("upload") == 0
         torch.testing.assert_close(made.cpu().float(), expected, atol=2e-2, rtol=2e-2)

@@ -192,9 +192,9 @@ def test_law_7_a_row_does_not_feel_its_neighbours(
 def test_law_8_every_row_ends_within_its_budget(
     seed: int, policy: tacg.Policy, decode: Decode, steps: int | None
 ) -> None:
-    blocks = len(decode.blocks())
-    budget = None if steps is None else max(steps, blocks)
     model = ReactiveDenoiser(seed)
+    blocks = len(Request((4,), policy, decode).blocks(model.spec))
+    budget = None if steps is None else max(steps, blocks)
     output = Engine(model).generate([Request((4,), policy, decode.replace(steps=budget))])[0]
     assert output.steps <= (budget or decode.gen_length)
     per_step: dict[int, list[str]] = {}
@@ -225,10 +225,11 @@ def test_law_8_every_row_ends_within_its_budget(
 def test_law_8_the_fallback_is_the_readiest(seed: int, policy: tacg.Policy, decode: Decode) -> None:
     """With one step per position a fallback commits the single best-ranked eligible proposal, lowest position first."""
     key = "readiness" if "readiness" in _notes(policy) else None
-    for event in Engine(ReactiveDenoiser(seed)).stream([Request((4,), policy, decode)]):
+    model, request = ReactiveDenoiser(seed), Request((4,), policy, decode)
+    for event in Engine(model).stream([request]):
         if not isinstance(event, tacg.Step) or not any(c.reason == "fallback" for c in event.committed):
             continue
-        start, stop, _ = decode.blocks()[event.block]
+        start, stop, _ = request.blocks(model.spec)[event.block]
         eligible = [each for each in event.proposals if start <= each.position < stop]
         best = max(eligible, key=lambda each: (each.signals[key] if key else each.confidence, -each.position))
         assert [commit.position for commit in event.committed] == [best.position]

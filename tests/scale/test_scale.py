@@ -105,10 +105,12 @@ def test_a_model_with_a_qwen_body(tmp_path: Path) -> None:
 
     place = write_checkpoint(tmp_path, family="sdar-moe")
     llm, fleet = tacg.load(place), Fleet(str(place), replicas=2)
-    prompts, short = [f"{word} " * 3 for word in "abcdef"], {"gen_length": 10, "block_length": 4}
+    prompts, short = [f"{word} " * 3 for word in "abcdef"], {"gen_length": 10}
     assert fleet.identity == llm.identity
     alone = [llm.generate(prompt, "tacg", **short) for prompt in prompts]
     assert [each.tokens for each in fleet.generate(prompts, "tacg", **short)] == [each.tokens for each in alone]
+    graded = [evaluate(each, get_task("pocket-math"), "tacg", n=2, settings=short).items for each in (llm, fleet)]
+    assert graded[0] == graded[1], "the task's blocks of 32 give way"
     fleet.close()
 
 

@@ -46,13 +46,17 @@ def test_chat_gives_what_the_library_gives(client: OpenAI, llm: tacg.LLM) -> Non
 
 
 def test_a_model_with_a_qwen_body(tmp_path: Path) -> None:
-    """SDAR, which sees by blocks of 8 here: several clients at once get what the library gives."""
-    sdar = tacg.load(write_checkpoint(tmp_path, family="sdar", block_size=8))
+    """SDAR, which sees by blocks of 4: several clients at once get what the library gives."""
+    sdar, own = tacg.load(write_checkpoint(tmp_path, family="sdar")), {"block_length": None}
     questions = [[{"role": "user", "content": f"Hello {word}"}] for word in ("you", "there", "all of you")]
-    alone = [sdar.generate(each, "tacg", **SETTINGS) for each in questions]
+    alone = [sdar.generate(each, "tacg", **SETTINGS | own) for each in questions]
     with running(sdar) as made, ThreadPoolExecutor(3) as pool:
         create = made.client.chat.completions.create
-        answers = list(pool.map(lambda each: create(model=sdar.model.spec.name, messages=each), questions))
+        asked = {"model": sdar.model.spec.name, "extra_body": own}
+        answers = list(pool.map(lambda each: create(messages=each, **asked), questions))
+        with made.http() as http:
+            examples = http.get("/v1/tacg/info").json()["examples"]
+    assert not any("block_length" in each["settings"] for each in examples), "those are the model's"
     assert [each.choices[0].message.content for each in answers] == [each.text for each in alone]
     assert [each.usage.model_dump()["steps"] for each in answers if each.usage] == [each.steps for each in alone]
 

@@ -127,7 +127,8 @@ def plain(model: Denoiser, prompt: tuple[int, ...], decode: Decode) -> Tensor:
     canvas = torch.tensor([*prompt, *[model.spec.mask_id] * decode.gen_length], device=model.device)
     ruler = torch.arange(len(canvas), device=model.device)
     hidden = list(model.spec.unwritable)
-    for start, stop, steps in decode.blocks():
+    edges = model.spec.edges(len(prompt), decode.block_length, decode.gen_length)
+    for start, stop, steps in decode.blocks(edges, [True] * decode.gen_length):
         for _ in range(steps):
             logits = model(canvas, whole([len(canvas)]), ruler)
             logits[:, hidden] = -torch.inf

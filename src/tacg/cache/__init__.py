@@ -132,24 +132,21 @@ def _check_needs(needs: Needs, mode: str, spec: ModelSpec) -> None:
 
 
 def window(
-    mode: str, spec: ModelSpec, start: int, stop: int, length: int, *, first: bool, settled: int
+    mode: str, spec: ModelSpec, start: int, stop: int, length: int, *, first: bool, settled: int, padding: int
 ) -> tuple[int, int, int]:
     """(start, stop, reach) of what a step computes.
 
     start, stop  the active block, as positions of the canvas; `length` is the canvas's
     first        whether this is the block's first step
     settled      up to here the cache holds what will never change (block-causal models)
+    padding      see `ModelSpec.padding`
     """
     if spec.causal_block is not None:
-        edge = block_edge(stop, spec.causal_block)
+        # Shifted logits predict the first token of a block from the block before: the rest of it is not needed then.
+        edge = max(stop, spec.block_edge(stop - spec.logit_shift, padding))
         left = 0 if mode == "none" else settled - spec.logit_shift  # logits are shifted: the position before is read
         return max(0, left), edge, edge
     if mode == "none" or first:
         return 0, length, length
     left = max(0, start - spec.logit_shift)
     return (left, length, length) if mode == "prefix" else (left, stop, length)
-
-
-def block_edge(position: int, block: int) -> int:
-    """The end of the block that contains the last position before `position`."""
-    return -(-position // block) * block

@@ -139,7 +139,7 @@ def _watch_first(llm: LLM, task: Task, policy: str, seed: int, split: str, setti
 
     (problem,) = task.problems(split, 1, seed)
     typer.secho(f"\n{problem.prompt}\n", bold=True, err=True)
-    settings = {**settings_of(task, policy, settings), **problem.held}
+    settings = {**settings_of(task, policy, settings, llm), **problem.held}
     output = watch_one(llm, problem.asked, policy, None, settings, delay=0.05)
     right = task.grade(problem, output.text).correct
     verdict = "right" if right else f"wrong, expected:\n{problem.answer}"

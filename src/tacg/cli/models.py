@@ -34,6 +34,7 @@ def main(
             "supported": kind in FAMILIES,
             "checked_against": list(known.against),
             "ways": list(known.ways),
+            "decoded": known.decoded,
         }
         for kind, known in KNOWN.items()
     }
@@ -45,5 +46,6 @@ def main(
     ]
     for kind, known in KNOWN.items():
         loads, ways = "yes" if kind in FAMILIES else "not yet", ", ".join(known.ways) or "whole rows"
+        ways += f"; loop: {known.decoded}" if known.decoded else ""
         lines.append((kind, known.checkpoints, loads, ", ".join(known.against), ways))
     draw(console_for_tables(), ("name", "what", "loads", "checked against", "how"), lines, left=5)

@@ -168,6 +168,7 @@ def _problems(
     model: str, loading: Mapping[str, Any], tick: Tick | None = None,
 ) -> Problems:  # fmt: skip
     """Graded problems of a task, or prompts, for a model that is loaded here: each worker loads its own."""
+    from tacg.experiments.evaluate import lengths_for
     from tacg.experiments.recommend import Agreeing, Graded
     from tacg.llm import load
     from tacg.records.rows import Ledger
@@ -176,7 +177,7 @@ def _problems(
     ledger = Ledger(rows)
     if task is not None:
         return Graded(llm, task, ledger, seed, batch_size, tick)
-    return Agreeing(llm, asked, lengths, ledger, batch_size, tick)
+    return Agreeing(llm, asked, lengths_for(llm, lengths), ledger, batch_size, tick)
 
 
 @dataclass(frozen=True)

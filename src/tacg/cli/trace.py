@@ -117,7 +117,7 @@ def _record(
         file = out / f"{spec.replace('/', '-').replace(':', '-')}.jsonl"
         mine = takes(spec, settings)
         if not isinstance(what, str):
-            mine = {**settings_of(what, spec, mine), **problem.held}
+            mine = {**settings_of(what, spec, mine, llm), **problem.held}
         for event in record(llm, prompt, spec, file, settings=mine, grade=grade):
             del event
         typer.secho(f"trace: {file}", err=True)

@@ -78,6 +78,7 @@ def main(
 
     Knobs given with --set keep their value. With --prompts there are no labels.
     """
+    from tacg.experiments.evaluate import lengths_for
     from tacg.experiments.grid import Sample
     from tacg.experiments.tune import (
         by_agreement,
@@ -106,7 +107,10 @@ def main(
         if chosen_task is not None and labels:
             judge = by_labels(llm, chosen_task, policy, Sample(n, seed, "dev", batch_size), ledger, tick)
         else:
-            judge, n = by_agreement(llm, asked, policy, decode | fixed, ledger, tick, batch_size), len(asked)
+            judge, n = (
+                by_agreement(llm, asked, policy, lengths_for(llm, decode) | fixed, ledger, tick, batch_size),
+                len(asked),
+            )
         rows = tune(
             lambda knobs, name: judge(fixed | dict(knobs), name), space, trials, seed, [defaults(policy, space)]
         )

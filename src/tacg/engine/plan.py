@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from tacg.cache import block_edge, window
+from tacg.cache import window
 from tacg.engine.pruning import pruned
 from tacg.models.base import Span, Spans
 
@@ -80,15 +80,17 @@ class Plan(NamedTuple):
                 row.positions += len(next(spans))
             if spec.causal_block is not None:  # everything before this block is complete, and was just computed
                 edge = len(row.request.prompt) + row.blocks[row.block][0]
-                row.cached = edge // spec.causal_block * spec.causal_block
+                padding = spec.padding(len(row.request.prompt))
+                row.cached = (edge + padding) // spec.causal_block * spec.causal_block - padding
 
 
 def span_of(row: Row, spec: ModelSpec, mode: str, needs: Needs) -> Span:
     """The part of the row that the next step computes."""
     start, stop = open_blocks(row)
     first, length = row.block_step == 0, extent(row, spec)
-    left, right, reach = window(mode, spec, start, stop, length, first=first, settled=row.cached)
-    span = Span(left, right, reach, row.cache)
+    padding = spec.padding(len(row.request.prompt))
+    left, right, reach = window(mode, spec, start, stop, length, first=first, settled=row.cached, padding=padding)
+    span = Span(left, right, reach, row.cache, padding=padding)
     plain = row.reach is None and needs.suffix is None and "recheck" not in needs
     return span if plain else pruned(span, (start, stop), row, spec, needs, length)
 
@@ -110,5 +112,6 @@ def open_blocks(row: Row) -> tuple[int, int]:
 
 def extent(row: Row, spec: ModelSpec) -> int:
     """Length of prompt and answer; for block-causal models, rounded up to the end of the last block."""
-    length = len(row.request.prompt) + len(row.answer)
-    return length if spec.causal_block is None else block_edge(length, spec.causal_block)
+    prompt = len(row.request.prompt)
+    length = prompt + len(row.answer)
+    return length if spec.causal_block is None else spec.block_edge(length, spec.padding(prompt))

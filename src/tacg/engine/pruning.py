@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-
-from tacg.models.base import Span
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tacg.engine.advance import Boards
     from tacg.engine.row import Row
-    from tacg.models.base import ModelSpec
+    from tacg.models.base import ModelSpec, Span
     from tacg.types import Needs
 
 
@@ -29,7 +28,7 @@ def pruned(span: Span, blocks: tuple[int, int], row: Row, spec: ModelSpec, needs
         gap = _suffix_gap(row, spec, blocks[1] + needs.suffix, length - 1)
         reach -= gap[1] - gap[0]
     shadow = blocks if "recheck" in needs else (0, 0)
-    return Span(span.start, right, reach, row.cache, gap if gap[0] < right else (0, 0), shadow)
+    return replace(span, stop=right, reach=reach, gap=gap if gap[0] < right else (0, 0), shadow=shadow)
 
 
 def _suffix_gap(row: Row, spec: ModelSpec, start: int, stop: int) -> tuple[int, int]:

@@ -27,7 +27,9 @@ class Decode(Knobs):
     """Settings of a decode that do not belong to the policy."""
 
     gen_length: int = knob(128, "positions to generate", low=1)
-    block_length: int = knob(32, "positions of a block, decoded left to right (>= gen_length: no blocks)", low=1)
+    block_length: int | None = knob(
+        None, "positions of a block, from left to right (none: the model's own, or 32)", low=1
+    )
     steps: int | None = knob(None, "denoising steps at most, over all blocks (none: one per position)", low=1)
     temperature: float = knob(0.0, "0: most probable token; above 0: random sampling", symbol="T", low=0)
     seed: int = knob(0, "random seed of this answer", low=0)
@@ -50,18 +52,16 @@ class Decode(Knobs):
         if not all(type(each) is int for each in ids):
             raise TacgError(f"`suppress` must be token ids, got {self.suppress!r}.")
         object.__setattr__(self, "suppress", tuple(ids))
-        blocks = -(-self.gen_length // self.block_length)
+        blocks = -(-self.gen_length // self.block_length) if self.block_length else 1
         if self.steps is not None and blocks > self.steps:
             raise TacgError(f"`steps` must be at least the number of blocks, {blocks}, got {self.steps}.")
 
-    def blocks(self, offset: int = 0, holes: Sequence[bool] | None = None) -> tuple[tuple[int, int, int], ...]:
+    def blocks(self, edges: Sequence[int], holes: Sequence[bool]) -> tuple[tuple[int, int, int], ...]:
         """(start, stop, steps) of each block. Steps are divided in proportion to masks, rounded to whole numbers.
 
-        offset  positions of the first block that the prompt occupies (block-causal models, whose blocks lie on a grid)
-        holes   positions that are masks at the start (None: all); a block without masks takes no steps
+        holes  positions that are masks at the start; a block without masks takes no steps
         """
-        edges = [0, *range(self.block_length - offset, self.gen_length, self.block_length), self.gen_length]
-        masks = [0, *accumulate(holes or [True] * self.gen_length)]
+        masks = [0, *accumulate(holes)]
         total = masks[-1] if self.steps is None else self.steps
         spent = [total * masks[edge] // masks[-1] for edge in edges]
         steps = [after - before for before, after in pairwise(spent)]
@@ -105,8 +105,8 @@ class Request:
 
     def blocks(self, spec: ModelSpec) -> tuple[tuple[int, int, int], ...]:
         """(start, stop, steps) of each block."""
-        grid = spec.causal_block
-        return self.decode.blocks(len(self.prompt) % grid if grid else 0, self.holes(spec.mask_id))
+        edges = spec.edges(len(self.prompt), self.decode.block_length, self.decode.gen_length)
+        return self.decode.blocks(edges, self.holes(spec.mask_id))
 
     def check(self, spec: ModelSpec) -> None:
         """Raise if this model cannot serve the request."""
@@ -117,10 +117,10 @@ class Request:
             )
         length = len(self.prompt) + self.decode.gen_length
         resolve_mode(self.decode.cache, self.decode.observe, spec, self.policy.needs)
-        if spec.causal_block is not None and self.decode.block_length != spec.causal_block:
+        if spec.causal_block is not None and spec.causal_block % spec.block_length(self.decode.block_length):
             raise TacgError(
-                f"`block_length` must be {spec.causal_block}, because {spec.name!r} has causal blocks of that length; "
-                f"got {self.decode.block_length}."
+                f"`block_length` must be {spec.causal_block} or a divisor, because {spec.name!r} has causal blocks of "
+                f"that length; got {self.decode.block_length}. The default is {spec.block_length(None)}."
             )
         if self.policy.needs.branches:
             check_branches(self)

@@ -32,15 +32,15 @@ def ablate(
 
     gates are gated policies: "tacg", "tacg+klass", optionally with a preset; each determines its base policy.
     """
-    cells = [cell for task in tasks for gate in gates for cell in _cells(task, gate, takes(gate, settings or {}))]
+    cells = [cell for task in tasks for gate in gates for cell in _cells(llm, task, gate, takes(gate, settings or {}))]
     rows = run(llm, cells, sample, ledger, tick)
     bases = {(row["task"], row["gate"]): row for row in rows if row["name"] == "baseline"}
     return [row | paired(row, bases[row["task"], row["gate"]]) for row in rows]
 
 
-def _cells(task: Task, gate: str, settings: Mapping[str, Any]) -> Iterator[Cell]:
+def _cells(llm: LLM, task: Task, gate: str, settings: Mapping[str, Any]) -> Iterator[Cell]:
     """The base policy of a gate with its knobs, then the gate's parts, all with the same decode settings."""
-    policy, decode = resolve(gate, settings_of(task, gate, settings))
+    policy, decode = resolve(gate, settings_of(task, gate, settings, llm))
     if not isinstance(policy, Wrapper):
         raise TacgError(f"`tacg ablate` needs a gated policy, such as tacg or tacg+klass; {gate!r} is not one.")
     same = {**decode.values(), "suppress": decode.suppress}

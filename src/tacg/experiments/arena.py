@@ -98,7 +98,7 @@ def _allowed(cell: Cell) -> bool:
 
 def is_known(llm: LLM, cell: Cell, sample: Sample, ledger: Ledger) -> bool:
     """Whether these problems, or more, were decoded before: by the same version, with the same model and settings."""
-    settings = settings_of(cell.task, cell.policy, sample.settings_for(cell))
+    settings = settings_of(cell.task, cell.policy, sample.settings_for(cell), llm)
     wanted = {
         "task": cell.task.name, "policy": resolve(cell.policy, settings)[0].label, "settings": settings,
         "weights": llm.identity["weights"], "seed": sample.seed, "split": sample.split, "version": __version__,

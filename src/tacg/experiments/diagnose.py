@@ -66,7 +66,7 @@ def collect(
     share  of the masks that the block began with, how many are left
     """
     problems = list(task.problems(sample.split, sample.n, sample.seed))
-    settings = settings_of(task, policy, settings or {})
+    settings = settings_of(task, policy, settings or {}, llm)
     rule, decode = resolve(policy, settings)
     probe, settings = Probe(base=rule), {**decode.values(), "suppress": decode.suppress}
     spec, length = llm.model.spec, decode.gen_length
@@ -114,8 +114,8 @@ def collect(
 def steps_per_block(llm: LLM, task: Task, sample: Sample, settings: Mapping[str, Any]) -> float:
     """Steps per block of the default base policy on the same problems: with two steps there is hardly a trajectory."""
     asked: list[Any] = [problem.asked for problem in task.problems(sample.split, sample.n, sample.seed)]
-    mine = settings_of(task, DEFAULT_BASE, takes(DEFAULT_BASE, settings))
-    length = resolve(DEFAULT_BASE, mine)[1].block_length
+    mine = settings_of(task, DEFAULT_BASE, takes(DEFAULT_BASE, settings), llm)
+    length = llm.model.spec.block_length(resolve(DEFAULT_BASE, mine)[1].block_length)
     outputs = llm.generate(asked, DEFAULT_BASE, batch_size=sample.batch_size, **mine)
     return float(np.mean([each.steps / len({one.position // length for one in each.commits}) for each in outputs]))
 
@@ -156,7 +156,7 @@ def diagnose(
     ledger = ledger or Ledger()
     weights, rows = llm.identity["weights"], []
     for task in tasks:
-        made = resolve(policy, settings_of(task, policy, settings))
+        made = resolve(policy, settings_of(task, policy, settings, llm))
         facts: ResultRow = {
             "task": task.name, "model": llm.model.spec.name, "policy": made[0].label, "weights": weights,
             "n": sample.n, "seed": sample.seed, "split": sample.split,

@@ -44,6 +44,11 @@ class Decoder(Protocol):
         """See `LLM.identity`."""
         ...
 
+    @property
+    def causal_block(self) -> int | None:
+        """See `ModelSpec.causal_block`."""
+        ...
+
     def generate(
         self, prompts: Any, policy: str | Policy = ..., *, batch_size: int = ...,
         on_output: Callable[[int, Output], None] | None = ..., **settings: Any,
@@ -84,7 +89,7 @@ def evaluate(
     out      a results file; with `resume`, only missing items are decoded
     """
     task.refuse_unready()
-    settings = settings_of(task, policy, settings or {})
+    settings = settings_of(task, policy, settings or {}, llm)
     problems = list(task.problems(split, skip + n, seed))[skip:]
     if not problems:
         raise TacgError(f"{task.name} has no problems to decode; is it the right file?")
@@ -176,14 +181,23 @@ def identity_for(llm: Decoder, policy: Policy) -> dict[str, str]:
     return {name: value for name, value in llm.identity.items() if asked or name != "verifier"}
 
 
-def settings_of(task: Task, policy: str | Policy, settings: Mapping[str, Any]) -> dict[str, Any]:
+def lengths_for(llm: Decoder | None, lengths: Mapping[str, Any]) -> dict[str, Any]:
+    """What a task suggests, for this model. One that sees by blocks has a block length of its own."""
+    own = llm is not None and llm.causal_block is not None
+    return {name: value for name, value in lengths.items() if not (own and name == "block_length")}
+
+
+def settings_of(
+    task: Task, policy: str | Policy, settings: Mapping[str, Any], llm: Decoder | None = None
+) -> dict[str, Any]:
     """The settings for a task: given settings override the task's lengths, which override a preset.
 
     For the paper's own tasks the preset overrides the task, because it has the published lengths.
     Rows fill the whole answer by default (`early_stop=False`), because that is how the paper counts tokens.
     """
     preset = find_preset(*policy.split(":", 1))["decode"] if isinstance(policy, str) and ":" in policy else {}
-    lengths = {**preset, **task.decode} if task.fixed else {**task.decode, **preset}
+    own = lengths_for(llm, task.decode)
+    lengths = {**preset, **own} if task.fixed else {**own, **preset}
     return {"early_stop": False, **lengths, **settings}
 
 

@@ -86,7 +86,7 @@ def takes(spec: str | Policy, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def cell_key(llm: LLM, cell: Cell, sample: Sample) -> str:
     """A short hash of everything that the row of a cell depends on."""
-    policy, decode = resolve(cell.policy, settings_of(cell.task, cell.policy, sample.settings_for(cell)))
+    policy, decode = resolve(cell.policy, settings_of(cell.task, cell.policy, sample.settings_for(cell), llm))
     return key_of(
         task=repr(cell.task), policy=repr(policy), decode=repr(decode), model=identity_for(llm, policy),
         version=__version__, n=sample.n, seed=sample.seed, split=sample.split,

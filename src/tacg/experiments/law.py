@@ -108,7 +108,7 @@ def held_back(llm: LLM, task: Task, sample: Sample, threshold: float, ledger: Le
     """
     gate = get_policy("tacg", **PARTS[HISTORY], threshold=threshold)
     assert isinstance(gate, Tacg)
-    settings = settings_of(task, gate, takes(gate, sample.settings))
+    settings = settings_of(task, gate, takes(gate, sample.settings), llm)
     key = key_of(
         held=repr(task), rule=repr(resolve(gate, settings)), model=llm.identity, version=__version__,
         n=sample.n, seed=sample.seed, split=sample.split,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tacg.engine.request import resolve
 from tacg.experiments import ablate, diagnose, sweep, tune
+from tacg.experiments.evaluate import lengths_for
 from tacg.experiments.frontier import over_frontiers
 from tacg.experiments.grid import Cell, Sample, run, takes
 from tacg.policies.base import Wrapper
@@ -127,7 +128,7 @@ class Study:
         if labels:
             return tune.by_labels(self.llm, task, policy, self.sample(n, "dev"), self.ledger, tick)
         prompts = [problem.asked for problem in task.problems("dev", n, self.seed)]
-        decode = {**task.decode, **takes(policy, self.settings)}
+        decode = {**lengths_for(self.llm, task.decode), **takes(policy, self.settings)}
         return tune.by_agreement(self.llm, prompts, policy, decode, self.ledger, tick, self.batch_size)
 
     def points(self, task: Task, policy: str) -> dict[float, dict[str, Any]]:

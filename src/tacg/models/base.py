@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tacg.cache import Cache
 
 
+BLOCK_LENGTH = 32  # the default for models with full attention
 NO_MASK = -1  # mask id of a model without a mask, which writes from left to right
 
 
@@ -29,6 +30,9 @@ class ModelSpec:
     max_length    longest canvas, prompt included
     logit_shift   how many positions before a token its prediction is read (1 for models with shifted logits)
     causal_block  block size if a block attends only to itself and what is before it; None: full attention
+    sub_block     how many positions of such a block the model's authors decode at a time; None: all of them
+    pads_prompt   whether prompts are padded on the left to whole blocks, so that the answer begins with a new block.
+                  The padding is masked and has no position, so here only the blocks move
     before, after ids around every text (masked language models: [CLS] and [SEP])
     """
 
@@ -41,8 +45,41 @@ class ModelSpec:
     max_length: int
     logit_shift: int = 0
     causal_block: int | None = None
+    sub_block: int | None = None
+    pads_prompt: bool = False
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+
+    def block_length(self, wanted: int | None) -> int:
+        """How many positions are decoded at a time: as wanted, or as suits the model."""
+        return wanted or self.sub_block or self.causal_block or BLOCK_LENGTH
+
+    def edges(self, prompt: int, wanted: int | None, length: int) -> list[int]:
+        """Where the blocks of an answer of `length` begin after a prompt of so many tokens, and where the last ends."""
+        size = self.block_length(wanted)
+        return self._grid(prompt, size, length) if self.causal_block else [*range(0, length, size), length]
+
+    def _grid(self, prompt: int, size: int, length: int) -> list[int]:
+        """`edges` of a block-causal model, whose blocks are counted from the prompt's first token, or padding.
+
+        If it is also shifted, the first token of a block is known from the block before: it is a block of its own, and
+        written before all others.
+        """
+        assert self.causal_block is not None
+        before = prompt + self.padding(prompt)
+        edges = {0, length, *range(size - before % size, length, size)}
+        if self.logit_shift:
+            edges |= {*range(1 + -before % self.causal_block, length, self.causal_block)}
+        return sorted(edges)
+
+    def padding(self, prompt: int) -> int:
+        """How many positions a prompt of this length lacks to fill whole blocks, if the model wants that; else 0."""
+        return -prompt % self.causal_block if self.pads_prompt and self.causal_block else 0
+
+    def block_edge(self, position: int, padding: int = 0) -> int:
+        """The end of the last block that a stretch up to `position` touches, for a block-causal model."""
+        assert self.causal_block is not None
+        return -(-(position + padding) // self.causal_block) * self.causal_block - padding
 
 
 class AttentionMap:
@@ -83,6 +120,7 @@ class Span:
     shadow     positions [from, to) for which a mask with the same position is appended. Only shadows see shadows, and a
                shadow sees everything except the token at its own position. It is not kept in the cache
     attention  where to store how positions attend to each other; None: not needed
+    padding    how many positions the first block of the row lacks (see `ModelSpec.padding`)
     """
 
     start: int
@@ -92,6 +130,7 @@ class Span:
     gap: tuple[int, int] = (0, 0)
     shadow: tuple[int, int] = (0, 0)
     attention: AttentionMap | None = None
+    padding: int = 0
 
     def __len__(self) -> int:
         return sum(stop - start for start, stop in self.stretches())

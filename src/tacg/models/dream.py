@@ -83,7 +83,6 @@ class Dream(Network):
     """The network; module names match the checkpoint's tensor names, which are Qwen2's."""
 
     logit_shift = 1
-    block: int | None = None
 
     def __init__(self, config: DreamConfig) -> None:
         super().__init__()

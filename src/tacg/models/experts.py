@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacg.models.layers import STEADY_ROWS
-from tacg.models.products import SideBySide, gated, linear
+from tacg.models.products import SideBySide, gated, is_packed, linear
+from tacg.models.quantized import UNPACKED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tacg.models.quantized import PackedWeight
 
 
 class Experts(SideBySide):
@@ -28,7 +36,7 @@ class Experts(SideBySide):
         Tokens are sorted by expert, and all experts compute in one call. On a GPU nothing is read back, and the sum
         stays in float32: see `plus`.
         """
-        if not self._aligned():
+        if not self._aligned(x):
             return self.one_by_one(x, chosen, weight)
         experts, order = chosen.flatten().sort(stable=True)
         numbers = torch.arange(len(self.gate_proj)) if x.device.type == "cpu" else self.numbers
@@ -46,22 +54,46 @@ class Experts(SideBySide):
         """The numbers of the experts, int64 [E]."""
         self.numbers = torch.arange(len(self.gate_proj), device=self.gate_proj.device)
 
-    def _aligned(self) -> bool:
-        """Whether PyTorch has a grouped product (from 2.10 on), and for these sizes and weights."""
-        weight: object = self.down_proj
-        if not isinstance(weight, Tensor):  # packed
-            return False
-        sizes = self.down_proj.shape[1:]
-        return hasattr(F, "grouped_mm") and not any(size * self.down_proj.element_size() % 16 for size in sizes)
+    def _aligned(self, x: Tensor) -> bool:
+        """Whether PyTorch has a grouped product (from 2.10 on), and for these sizes and weights.
+
+        Packed weights are unpacked for it, also of experts without tokens, so a CPU does not use it for them.
+        """
+        fits = not any(size * x.element_size() % 16 for size in self.down_proj.shape[1:])
+        return hasattr(F, "grouped_mm") and fits and not (x.device.type == "cpu" and is_packed(self.down_proj))
 
     def _grouped(self, x: Tensor, ends: Tensor) -> Tensor:
         """x [P, D], in groups that end before `ends` int32 [E] -> [P, D]."""
+        if is_packed(self.down_proj):
+            return self._in_parts(x, ends)
         tables = [*self.joint.values()] or [self.gate_proj, self.up_proj]
-        inner = gated([F.grouped_mm(x, table.mT, offs=ends) for table in tables])
-        return F.grouped_mm(inner, self.down_proj.mT, offs=ends)
+        return _fed(x, ends, tables, self.down_proj)
+
+    def _in_parts(self, x: Tensor, ends: Tensor) -> Tensor:
+        """The same with packed weights: as many experts at a time as may be unpacked.
+
+        How many tokens each of them gets is known on the device only, so every shape is that of all tokens: those of
+        the part come first, and what is made of the others is thrown away.
+        """
+        count, inner, width = self.gate_proj.shape
+        step = max(1, UNPACKED // (2 * inner * width))
+        starts, ruler = F.pad(ends, (1, 0)), torch.arange(len(x), device=x.device)
+        made = x.new_empty(len(x) + 1, width)
+        for first in range(0, count, step):
+            stop = min(first + step, count)
+            place = ruler + starts[first]
+            gate, up, down = (
+                cast("PackedWeight", table).unpacked(first, stop, x.dtype)
+                for table in (self.gate_proj, self.up_proj, self.down_proj)
+            )
+            part = _fed(x[place.clamp(max=len(x) - 1)], ends[first:stop] - starts[first], [gate, up], down)
+            made.index_copy_(0, torch.where(place < starts[stop], place, len(x)), part)
+        return made[:-1]
 
     def one_by_one(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
         """Like `forward`, one expert at a time: the reference for tests, and the way without a grouped product.
+
+        It reads how many tokens each expert has, so a GPU has to wait; there it is used only for sizes that do not fit.
 
         Small groups of tokens are padded, so that rounding does not depend on their number.
         """
@@ -79,6 +111,12 @@ class Experts(SideBySide):
                 mixed.index_add_(0, mine, made * weight.flatten()[slots, None])
                 start += count
         return mixed.to(x.dtype)
+
+
+def _fed(x: Tensor, ends: Tensor, tables: Sequence[Tensor], down: Tensor) -> Tensor:
+    """x [P, D], in groups that end before `ends` int32 [E], through gate and up and then down -> [P, D]."""
+    inner = gated([F.grouped_mm(x, table.mT, offs=ends) for table in tables])
+    return F.grouped_mm(inner, down.mT, offs=ends)
 
 
 def _filled_up(groups: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:

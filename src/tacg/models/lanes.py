@@ -102,8 +102,11 @@ class Lane:
             sources = [offset + n - new for offset, n, new in zip(self.offsets, self.lengths, fresh, strict=True)]
             given["fresh"] = _ranges(sources, fresh)
         if self.masked:
-            positions = [torch.cat([torch.arange(*part) for part in span.stretches()]) for span in self.spans]
-            known = [torch.cat([torch.arange(span.start), here]) for span, here in zip(spans, positions, strict=True)]
+            positions = [torch.cat([torch.arange(*part) for part in span.stretches()]) + span.padding for span in spans]
+            known = [
+                torch.cat([torch.arange(span.start) + span.padding, here])
+                for span, here in zip(spans, positions, strict=True)
+            ]
             given["query_position"] = torch.nn.utils.rnn.pad_sequence(positions, batch_first=True).view(-1)
             given["key_position"] = torch.nn.utils.rnn.pad_sequence(known, batch_first=True).view(-1)
             given["shadows"], given["lengths"] = self.shadows, self.lengths

@@ -47,6 +47,16 @@ class Network(nn.Module):
     quantize: str | None = None
     spec: ModelSpec
     lm_head: Linear
+    # Of `ModelSpec`: logit_shift, causal_block, sub_block and pads_prompt.
+    logit_shift: int = 0
+    block: int | None = None
+    sub_block: int | None = None
+    pads_prompt: bool = False
+
+    def layout(self) -> dict[str, Any]:
+        """What the network itself knows of its `ModelSpec`."""
+        named = {"logit_shift": self.logit_shift, "causal_block": self.block}
+        return {**named, "sub_block": self.sub_block, "pads_prompt": self.pads_prompt}
 
     @property
     def table(self) -> Tensor:

@@ -242,8 +242,7 @@ def _spec(
         eos_ids=tuple(sorted({*_ids("eos_token_id", ends, size), *turn_ends})),
         unwritable=tuple(sorted(nobody)),
         max_length=model.config.max_length,
-        logit_shift=getattr(model, "logit_shift", 0),
-        causal_block=getattr(model, "block", None),
+        **model.layout(),
     )
 
 

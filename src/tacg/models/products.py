@@ -43,9 +43,13 @@ def is_widened(x: Tensor) -> bool:
 def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
     """[…, D] and [V, D] -> […, V]."""
     if is_widened(x):
-        weight = weight if isinstance(weight, PackedWeight) else weight.float()
-        return linear(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
+        return linear(x.float(), _widened(weight), None if bias is None else bias.float()).to(x.dtype)
     return weight.product(x, bias) if isinstance(weight, PackedWeight) else F.linear(x, weight, bias)
+
+
+def _widened(weight: Tensor | PackedWeight) -> Tensor | PackedWeight:
+    """In float32; packed weights are unpacked to it anyway."""
+    return weight if isinstance(weight, PackedWeight) else weight.float()
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, grouped: bool) -> Tensor:
@@ -66,9 +70,13 @@ class Linear(nn.Linear):
 
 def plus_product(onto: Tensor, product: Linear, x: Tensor) -> Tensor:
     """`onto` [N, D] plus the product of x [N, I], without a bias. On a GPU one kernel, which writes into `onto`."""
-    weight: object = product.weight
-    fused = x.device.type == "cuda" and type(product) is Linear and isinstance(weight, Tensor)
+    fused = x.device.type == "cuda" and type(product) is Linear and not is_packed(product.weight)
     return onto.addmm_(x, product.weight.t()) if fused else torch.add(onto, product(x))
+
+
+def is_packed(weight: object) -> bool:
+    """Whether a weight, or a module that stands for one, is packed."""
+    return isinstance(weight, PackedWeight)
 
 
 def plus(onto: Tensor, x: Tensor) -> Tensor:
@@ -100,11 +108,10 @@ class SideBySide(nn.Module):
 
     def products(self, x: Tensor, *names: str) -> list[Tensor]:
         """[N, D] -> the products of these names, [N, V] each; on a GPU all in one tensor."""
-        table = self.joint.get(f"{names[0]}.weight")
-        if table is None:
-            parts = [getattr(self, name)(x) for name in names]
-            return [torch.cat(parts, dim=-1)] if x.device.type == "cuda" else parts
-        return [F.linear(x, table, self.joint.get(f"{names[0]}.bias"))]
+        if x.device.type == "cuda" and f"{names[0]}.weight" in self.joint:
+            return [F.linear(x, self.joint[f"{names[0]}.weight"], self.joint.get(f"{names[0]}.bias"))]
+        parts = [getattr(self, name)(x) for name in names]
+        return parts if x.device.type != "cuda" else [torch.cat(parts, dim=-1)]  # packed weights stay apart
 
     def make_room(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
         """Common tables without storage: the slice of each parameter, by its name."""
@@ -126,7 +133,7 @@ class SideBySide(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.joint = {}
         first = next(self.parameters())
-        if first.device.type == "cuda" and not any(isinstance(each, PackedWeight) for each in self.modules()):
+        if first.device.type == "cuda" and not any(map(is_packed, self.modules())):
             for name, place in self.make_room(first.dtype, first.device).items():
                 owner, _, leaf = name.rpartition(".")
                 place.copy_(self.get_parameter(name))

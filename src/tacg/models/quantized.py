@@ -86,7 +86,7 @@ class PackedWeight(nn.Module):
         values[rows] = first | second << 4
 
     def unpacked(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """Rows [start, stop) of a single weight as numbers [R, D]."""
+        """Rows [start, stop) of a single weight as numbers [R, D]; of a stack whole weights [R, V, D]."""
         values, scale = self.values[start:stop], self.scale[start:stop].float()
         if self.lowest is None:
             return values.float().mul_(scale).to(dtype)

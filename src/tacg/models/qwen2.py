@@ -3,7 +3,8 @@
 Qwen2 itself is causal: it writes from left to right and has no mask, so it cannot be decoded here; it serves as a
 verifier of drafts (`apd`). In Fast-dLLM v2 (Wu et al., "Fast-dLLM v2: Efficient Block-Diffusion LLM", 2025) a position
 also sees its own block. In both, the output is aligned: position i predicts token i. The first token of a block is
-predicted by the last position of the block before it, which is complete.
+predicted by the last position of the block before it, which is complete, and so it is written before all others (see
+`ModelSpec.edges`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FAST_DLLM = "Fast_dLLM_Qwen"
+SUB_BLOCK = 8  # of Fast-dLLM v2's blocks so much is decoded at a time, in its authors' loop
 
 
 class Qwen2(Dream):
@@ -27,6 +29,7 @@ class Qwen2(Dream):
     def __init__(self, config: DreamConfig, *, tied: bool, block: int = 1) -> None:
         super().__init__(config)
         self.tied, self.block = tied, block
+        self.sub_block = None if block % SUB_BLOCK else SUB_BLOCK
         if tied:
             del self.lm_head
 

@@ -32,6 +32,7 @@ LLADA_MOE = SUPPORTED | {
     "shared_expert_intermediate_size": None,
     "tie_word_embeddings": False,
 }
+PADS = ("a2d-qwen3",)  # by blocks, a prompt is filled up to whole ones
 SHIFTED = ("rnd1",)  # the logits at a position predict the next token
 BLOCKS = {"sdar": 4, "sdar_moe": 4}  # used if config.json has no `block_size`
 
@@ -43,7 +44,7 @@ class Qwen3Config:
     experts       how many there are; 0 for a dense body, whose width is `inner`
     renormalised  whether the weights of the chosen experts add up to 1
     tied          one table for embeddings and output
-    block, shift  as in `ModelSpec`: causal_block and logit_shift
+    block, shift, pads  as in `ModelSpec`: causal_block, logit_shift and pads_prompt
     """
 
     width: int
@@ -63,6 +64,7 @@ class Qwen3Config:
     norm_eps: float
     block: int | None = None
     shift: int = 0
+    pads: bool = False
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Qwen3Config:
@@ -93,6 +95,7 @@ class Qwen3Config:
             norm_eps=fields.number("rms_norm_eps"),
             block=None if block is None or llada else fields.size("block_size", block),
             shift=int(family in SHIFTED),
+            pads=family in PADS and block is not None,
         )
         made._check()
         return made
@@ -175,7 +178,7 @@ class Qwen3(Network):
 
     def __init__(self, config: Qwen3Config) -> None:
         super().__init__()
-        self.config, self.block, self.logit_shift = config, config.block, config.shift
+        self.config, self.block, self.logit_shift, self.pads_prompt = config, config.block, config.shift, config.pads
         self.model = nn.ModuleDict(
             {
                 "embed_tokens": nn.Embedding(config.table_size, config.width),

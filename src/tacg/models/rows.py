@@ -207,7 +207,7 @@ class DeviceRows(PackedRows):
 
 def _is_masked(span: Span, block: int | None, window: int | None) -> bool:
     """Whether any position of the span does not see everything up to `reach`."""
-    causal = block is not None and span.start // block != (span.reach - 1) // block
+    causal = block is not None and (span.start + span.padding) // block != (span.reach - 1 + span.padding) // block
     near = window is not None and max(span.stop - 1, span.reach - 1 - span.start) > window
     return causal or near or span.shadow[1] > 0
 
@@ -223,6 +223,7 @@ def _visible(span: Span, block: int | None, window: int | None, device: torch.de
     size = span.shadow[1] - span.shadow[0]
     query = torch.cat([torch.arange(*part, device=device) for part in span.stretches()])
     keys = torch.cat([torch.arange(span.start, device=device), query])
+    query, keys = query + span.padding, keys + span.padding
     seen = torch.ones(len(query), len(keys), dtype=torch.bool, device=device)
     if block is not None:
         seen &= keys // block <= query[:, None] // block

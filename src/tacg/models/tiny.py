@@ -169,8 +169,7 @@ def random_model(family: str, *, seed: int = 0, liveliness: float = 8.0, **shape
     config = SHAPES[family] | {"vocab_size": 128} | shape
     model = _network(config, seed, liveliness)
     model.spec = ModelSpec(
-        f"random {family}", family, 128, 1, (0,), (1,), model.config.max_length,
-        getattr(model, "logit_shift", 0), getattr(model, "block", None),
+        f"random {family}", family, 128, 1, (0,), (1,), model.config.max_length, **model.layout()
     )  # fmt: skip
     return model.eval().requires_grad_(False)
 

@@ -40,6 +40,10 @@ class Replica:
         """See `LLM.identity`."""
         return self.llm.identity
 
+    def causal_block(self) -> int | None:
+        """See `ModelSpec.causal_block`."""
+        return self.llm.causal_block
+
     def decode(
         self, share: Share, policy: str | Policy, batch_size: int, settings: Mapping[str, Any]
     ) -> list[tuple[int, Output]]:
@@ -95,6 +99,7 @@ class Fleet:
         if any(each != identities[0] for each in identities):
             raise TacgError(f"{source!r} is not the same model on every machine of the cluster; copy it again.")
         self.identity: dict[str, str] = identities[0]
+        self.causal_block: int | None = ray.get(self.replicas[0].causal_block.remote())
 
     def generate(
         self, prompts: Sequence[Any], policy: str | Policy = "tacg", *, batch_size: int = 32,

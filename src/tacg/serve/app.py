@@ -198,7 +198,8 @@ class Service:
         seed = request.query_params.get("seed", "0")
         if not (seed.isascii() and seed.isdigit() and int(seed[:12]) < SEEDS):
             raise bad(f"`seed` must be a whole number in [0, {SEEDS}).", "seed")
-        return json_response(await asyncio.to_thread(Example(request.path_params["task"], int(seed)).document))
+        example = Example(request.path_params["task"], int(seed))
+        return json_response(await asyncio.to_thread(example.document, self.llm))
 
     async def health(self, request: Request) -> Response:
         """Whether the server accepts requests."""

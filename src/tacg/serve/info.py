@@ -36,7 +36,7 @@ def describe(llm: LLM, defaults: Defaults, limits: Limits) -> dict[str, Any]:
         "defaults": {"policy": defaults.policy, "settings": dict(defaults.settings)},
         "policies": [_policy(name) for name in _spellings()],
         "decode": [_knob(each) for name, each in decode.items() if name not in SERVERS_OWN],
-        "examples": [Example(name, 0).document() for name in task_names()],
+        "examples": [Example(name, 0).document(llm) for name in task_names()],
         "presets": _presets(),
         "recommended": recommended() if llm.model.spec.name == "pocket" else {},
         "limits": dataclasses.asdict(limits),

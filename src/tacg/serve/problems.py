@@ -11,6 +11,7 @@ from tacg.serve.refusal import bad
 from tacg.tasks import get_task, task_names
 
 if TYPE_CHECKING:
+    from tacg.llm import LLM
     from tacg.tasks import Task
     from tacg.tasks.base import Problem
 
@@ -40,10 +41,12 @@ class Example:
         (problem,) = self.made.problems("test", 1, self.seed)
         return problem
 
-    def document(self) -> dict[str, Any]:
+    def document(self, llm: LLM) -> dict[str, Any]:
         """What the page puts into its form; `template` is the reference answer of a story with holes."""
-        problem = self.problem
-        found = {"task": self.task, "seed": self.seed, "prompt": problem.prompt, "settings": dict(self.made.decode)}
+        problem, settings = self.problem, dict(self.made.decode)
+        if llm.causal_block is not None:  # such a model has its own block length
+            settings.pop("block_length", None)
+        found = {"task": self.task, "seed": self.seed, "prompt": problem.prompt, "settings": settings}
         if self.task == "pocket-math":
             found["template"] = RESULTS.sub("⟨1⟩", problem.answer)
         return found

@@ -196,7 +196,9 @@ def first_difference(mine: Canvases, other: Canvases, decode: Decode, mask_id: i
     for place, (here, there) in enumerate(itertools.zip_longest(mine, other)):
         if here != there:  # a decode that has ended keeps its last canvas
             before = mine[max(place - 1, 0)]
-            return Difference(before, here or mine[-1], there or other[-1], decode.block_length, mask_id)
+            return Difference(
+                before, here or mine[-1], there or other[-1], decode.block_length or decode.gen_length, mask_id
+            )
     return None
 
 
