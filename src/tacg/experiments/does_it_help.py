@@ -116,4 +116,4 @@ def _lines(task: str, points: Sequence[ResultRow]) -> list[tuple[str, ...]]:
 
 def _percents(points: Sequence[ResultRow], what: str) -> str:
     bounds = [(point[what], *point[f"{what}_ci"]) for point in points]
-    return "; ".join(estimate(*(100 * value for value in each), "+.1f") for each in bounds)
+    return "; ".join(estimate(100 * value, 100 * low, 100 * high) for value, low, high in bounds)

@@ -25,7 +25,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h", "p")
 USUAL = ("confidence", "tacg", "klass", "tacg+klass", "eb", "schedule", "auto", "swd")  # the same style in every plot
 INK, BLACK = "#767c85", "#000000"
 ALSO = (".pdf", ".svg")
-LOOK: dict[str, Any] = {
+LOOK: Any = {  # matplotlib types the names of its settings one by one
     "font.size": 7, "axes.titlesize": 7.5, "axes.labelsize": 7, "xtick.labelsize": 6.5, "ytick.labelsize": 6.5,
     "legend.fontsize": 6.5, "lines.linewidth": 1.1, "lines.markersize": 4, "errorbar.capsize": 1.5,
     "pdf.fonttype": 42, "svg.hashsalt": "tacg",
