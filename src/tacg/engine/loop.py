@@ -215,7 +215,8 @@ class Engine:
             logits = model(tokens, spans, select)
         for batch in batches:
             batch.computed()
-        return list(zip(torch.split(logits, sizes), hidden, strict=True))
+        each = [logits] if len(batches) == 1 else torch.split(logits, sizes)
+        return list(zip(each, hidden, strict=True))
 
 
 def _end_to_end(inputs: list[ForwardInput]) -> ForwardInput:

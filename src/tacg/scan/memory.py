@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tacg.errors import TacgError
 from tacg.madvise import hold_in_large_pages, let_go
+from tacg.scan.reference import wide_dtype
 
 WORTHWHILE = 1 << 16  # positions whose history has at least this many bytes are freed one by one
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "hidden": torch.float32}
@@ -67,7 +68,7 @@ class Memory:
         """One of `STORES`, created on first use: `depth` rows like those of `like` [P, V or H] per slot."""
         found: Tensor | None = getattr(self, name)
         if found is None:
-            kind = torch.promote_types(like.dtype, torch.float32)
+            kind = wide_dtype(like.dtype)
             if name == "reference" and self.kind == "bf16":
                 kind = torch.bfloat16
             found = like.new_empty(self.rows * self.width, *depth, like.shape[1], dtype=kind)
