@@ -7,6 +7,7 @@ command line's parsing, `tacg policies` and the docs all read that one declarati
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self
 
@@ -150,6 +151,7 @@ class Knobs:
         return type(self), mine, tuple((name, group.structure()) for name, group in self.groups().items())
 
 
+@functools.cache
 def own_knobs(cls: type[Knobs]) -> tuple[Knob, ...]:
     """The knobs that a class itself declares, in order."""
     found = []

@@ -98,9 +98,7 @@ class InBlock(NamedTuple):
         return cls(boards.grid == block, boards.budgets.gather(1, block).squeeze(1), boards.starts.gather(1, block))
 
 
-def in_view(
-    boards: Boards, needs: Needs, active: InBlock, *, whole: bool, cut: bool = False
-) -> tuple[Tensor, Tensor]:
+def in_view(boards: Boards, needs: Needs, active: InBlock, *, whole: bool, cut: bool = False) -> tuple[Tensor, Tensor]:
     """The observed and the eligible positions, bool [S, L] each.
 
     whole  observe every mask; committed positions only in open blocks, and only if the policy needs them

@@ -31,7 +31,7 @@ def read(
 ) -> dict[str, Tensor]:  # fmt: skip
     """Like `reference.read`. With a `store`, its EMA is updated in the same pass, while the logits are in the cache.
 
-    `contrast` must then recover the past from it (`beta`).
+    `contrast` must then recover the past from it (`beta`). `least`, one value, is then the lowest logit of all.
     """
     count, size = len(slots), logits.shape[1]
     if size < WIDE:
@@ -40,13 +40,16 @@ def read(
     shares = logits.new_empty(count, -(-size // CHUNK), dtype=kind)  # the largest of every chunk
     found = {name: shares.new_empty(count) for name in names & {"entropy", "kl", "others"}}
     own = None if proposal is None else shares.new_empty(count)
+    least = torch.inf
     for piece in wide_pieces(size, rows, slots, first):
         z = logits[piece.row]
         posterior = kept_buffer("one", z)
         z = z if z.dtype == kind else kept_buffer("two", z).copy_(z)
         torch.softmax(z, dim=1, out=posterior)
         if store is not None:
-            _mix(store, piece, _bounded(z), beta)
+            low = float(z.amin())
+            least = min(least, low)
+            _mix(store, piece, _bounded(z, low), beta)
         chunk_maxima(posterior, shares[piece.at])
         if own is not None and proposal is not None:
             own[piece.at] = at(posterior, proposal[piece.at])
@@ -58,6 +61,8 @@ def read(
             found["kl"][piece.at] = divergence(z, posterior, shares[piece.at], previous, piece)
         if "entropy" in names:  # last, because z may be in the buffer that it uses
             found["entropy"][piece.at] = entropy(z, posterior, shares[piece.at], kept_buffer("two", z))
+    if store is not None:
+        found["least"] = shares.new_tensor(least)
     top, chunk = shares.max(dim=1)
     peak, best = _best(logits, rows, shares, top, chunk)
     found |= {"token": best if proposal is None else proposal, "confidence": top if own is None else own, "peak": peak}
@@ -76,11 +81,12 @@ def _read_narrow(
     z = z.to(wide_dtype(z.dtype))
     peak, posterior = peak.to(z.dtype), z.softmax(dim=1)
     (piece,) = _pieces(z.shape[1], rows, slots, first)
-    if store is not None:
-        _mix(store, piece, _bounded(z), beta)
     top = posterior.amax(dim=1)
     own = top if proposal is None else at(posterior, proposal)
     found = {"token": best if proposal is None else proposal, "confidence": own, "peak": peak}
+    if store is not None:
+        found["least"] = z.amin()
+        _mix(store, piece, _bounded(z, float(found["least"])), beta)
     if "others" in names:
         found["others"] = others(posterior, own)
     if previous is not None:
@@ -100,12 +106,15 @@ def _ahead(names: frozenset[str], top: Tensor, second: Tensor) -> dict[str, Tens
 
 def contrast(
     logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, weight: float,
-    beta: float | None = None, *, fine: bool = False,
+    beta: float | None = None, least: float | None = None, *, fine: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Like `reference.contrast`; `beta` if the reference already includes these logits: past = z + (now - z) / beta."""
+    """Like `reference.contrast`; `beta` if the reference already includes these logits: past = z + (now - z) / beta.
+
+    least  the lowest of the logits, as far as `read` has found it
+    """
     kind = torch.float64 if fine else wide_dtype(logits.dtype)
     found = token.new_empty(len(token), dtype=kind)
-    for part, pairs in _together(logits, rows, reference, slots):
+    for part, pairs in _together(logits, rows, reference, slots, least):
         mixed = _buffer("one", logits[: len(token[part])])
         for among, z, past in pairs:
             torch.lerp(z, past, weight if beta is None else weight / beta, out=mixed[among])
@@ -128,9 +137,9 @@ def follow(
         _mix(store, piece, fresh, beta)
 
 
-def _bounded(z: Tensor) -> Tensor:
-    """Replace values too low to average (in at least float32, if there are any)."""
-    if float(z.amin()) >= SUPPRESSED:  # nearly always true, and takes half the time of clamping
+def _bounded(z: Tensor, least: float | None = None) -> Tensor:
+    """Replace values too low to average (in at least float32, if there are any); `least`: the lowest, if known."""
+    if (float(z.amin()) if least is None else least) >= SUPPRESSED:  # nearly always; clamping takes twice as long
         return z
     return torch.clamp_min(z.to(wide_dtype(z.dtype)), SUPPRESSED)
 
@@ -166,15 +175,15 @@ def _buffer(name: str, like: Tensor) -> Tensor:
 
 
 def _together(
-    logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor
+    logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, least: float | None
 ) -> Iterator[tuple[slice, list[tuple[slice, Tensor, Tensor]]]]:
     """Logits and reference of the positions, in groups: the group's slice, and its parts (slice within, z, past)."""
     kind = wide_dtype(logits.dtype)
     if logits.shape[1] < WIDE:
-        yield slice(0, len(rows)), [(slice(None), _bounded(logits[rows]).to(kind), reference[slots].to(kind))]
+        yield slice(0, len(rows)), [(slice(None), _bounded(logits[rows], least).to(kind), reference[slots].to(kind))]
         return
     for part, pairs in in_pairs(logits, rows, reference, slots):
-        yield part, [(among, _bounded(z).to(kind), past.to(kind)) for among, z, past in pairs]
+        yield part, [(among, _bounded(z, least).to(kind), past.to(kind)) for among, z, past in pairs]
 
 
 def _best(

@@ -41,9 +41,7 @@ def backend_for(name: str, where: torch.device, dtype: torch.dtype, kind: str) -
     if name == "cpu" and device != "cpu":
         raise TacgError(f"`scan` cpu needs logits on the CPU, got {where}: use auto.")
     if name == "triton" and (wide or kind == "hidden"):
-        raise TacgError(
-            f"`scan` triton follows logits of at most 32 bits, got {dtype}, memory {kind}: use auto."
-        )
+        raise TacgError(f"`scan` triton follows logits of at most 32 bits, got {dtype}, memory {kind}: use auto.")
     try:
         return importlib.import_module(f"tacg.scan.{name}")
     except ImportError as error:
@@ -193,6 +191,7 @@ class StepScan:
             found: dict[str, Tensor] = self.backend.read(*asked)
         else:
             found = self.backend.read(*asked, self.memory.store("reference", self.logits), self.undo)
+            self.least = float(found.pop("least"))
         return found
 
     def contrast(self, chosen: Tensor, name: str) -> Tensor:
@@ -201,7 +200,7 @@ class StepScan:
         assert contrast is not None
         token, rows = self.found["token"][chosen], chosen if self.rows is None else self.rows[chosen]
         past, slots = self._past(chosen)
-        undo = () if self.undo is None else (self.undo,)
+        undo = () if self.undo is None else (self.undo, self.least)
         weight = 1.0 if name == "reference" else -contrast.w
         found = self.backend.contrast(self.logits, rows, past, slots, token, weight, *undo, fine=contrast.fine)
         # At a first observation the reference equals the logits, so all three posteriors are the same.
