@@ -57,6 +57,9 @@ def main(
     cache: CacheMode = None,
     max_rows: Annotated[int, typer.Option(help="Rows decoded together.", min=1)] = 32,
     queue: Annotated[int, typer.Option(help="Rows that may wait; further requests get 429.", min=0)] = 128,
+    max_memory: Annotated[
+        float, typer.Option(help="GiB that rows may take (keys, references, logits); 0: what the GPU can spare.", min=0)
+    ] = 0.0,
     max_n: Annotated[int, typer.Option(help="Maximum answers per request.", min=1)] = 16,
     max_prompt: Annotated[int, typer.Option(help="Maximum tokens per prompt.", min=1)] = 4096,
     max_length: Annotated[int, typer.Option(help="Maximum positions per answer.", min=1)] = 1024,
@@ -93,7 +96,7 @@ def main(
             host, api_key, insecure=insecure, also=names, origins=tuple(cors or ()), log_prompts=log_prompts
         )
         limits = Limits(
-            rows=max_rows, queue=queue, answers=max_n, prompt_tokens=max_prompt,
+            rows=max_rows, memory=max_memory, queue=queue, answers=max_n, prompt_tokens=max_prompt,
             gen_length=max_length, deadline=deadline, grace=grace,
             **({} if max_body is None else {"body_bytes": max_body, "replay_bytes": max_body}),
         )  # fmt: skip

@@ -139,6 +139,15 @@ class Batch:
         row.block, row.settled = int(fresh.block), masked.index(True)
         self._regroup()
 
+    def bytes_taken(self, joining: Row | None = None) -> int:
+        """Bytes that the rows take, with another one if it joins: every slot has room for the largest row."""
+        slots, rows = (len(self.rows), []) if joining is None else (self._slots_after(), [joining])
+        return slots * max(row.bytes for row in [*self.live(), *rows])
+
+    def _slots_after(self) -> int:
+        """How many slots there are once another row has joined."""
+        return len(self.rows) if None in self.rows else min(max(1, 2 * len(self.rows)), self.max_rows)
+
     def leave(self, row: Row, finish_reason: str = "", error: str = "") -> Output:
         """Free the row's slot and return its output. Without a finish reason, the answer decides: eos or length."""
         self.rows[row.slot] = row.cache = row.draft_cache = None
@@ -163,7 +172,7 @@ class Batch:
 
     def _make_room(self, row: Row) -> None:
         """Grow whatever is too small to hold this row as well."""
-        rows = len(self.rows) if None in self.rows else min(max(1, 2 * len(self.rows)), self.max_rows)
+        rows = self._slots_after()
         length, prompt = max(self.length, len(row.answer)), max(self.prompt, len(row.request.prompt))
         widest = max(stop - start for start, stop, _ in row.blocks)
         width, most = length if self.whole else max(self.width, widest), max(self.most, len(row.blocks))

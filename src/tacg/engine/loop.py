@@ -13,6 +13,7 @@ from tacg.engine.branches import BranchingBatch
 from tacg.engine.checks import check_shown, check_verifier
 from tacg.engine.constrained import begin
 from tacg.engine.events import Event, Finished, Started, step_events
+from tacg.engine.footprint import footprint, free_memory, out_of_memory, usable_memory
 from tacg.engine.row import Row
 from tacg.errors import LogitsError, TacgError
 from tacg.scan import Hidden
@@ -33,14 +34,18 @@ class Engine:
     """Decodes rows in batches. Finished rows leave at once, and waiting rows take their place.
 
     max_rows  maximum number of rows in the batch; the others wait
+    memory    bytes that these rows may take, as estimated (`footprint`); None: what the device has to spare
     verifier  an autoregressive model with the same vocabulary, for policies whose drafts are verified (`apd`)
     """
 
-    def __init__(self, model: Denoiser, max_rows: int = 32, verifier: Denoiser | None = None) -> None:
+    def __init__(
+        self, model: Denoiser, max_rows: int = 32, verifier: Denoiser | None = None, memory: int | None = None
+    ) -> None:
         if max_rows < 1:
             raise TacgError(f"`max_rows` must be >= 1, got {max_rows}.")
         self.model, self.verifier = model, verifier
-        self.max_rows = max_rows
+        self.max_rows = self._room = max_rows  # rows that fit memory, as far as known
+        self.memory = usable_memory(model.device) if memory is None else memory
         self._numbers = itertools.count()
         self._waiting: deque[Row] = deque()
         self._batches: dict[Hashable, Batch] = {}
@@ -48,18 +53,23 @@ class Engine:
         self._at_work: tuple[Batch, set[int]] | None = None
         self._untold: list[Event] = []
         self.lost: set[int] = set()
+        self._torn: list[Row] = []  # the rows that the last step lost
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns the row's number."""
         self.check(request)
+        row = self._row(next(self._numbers), request)
+        self._waiting.append(row)
+        return row.number
+
+    def _row(self, number: int, request: Request) -> Row:
         spec = self.model.spec
         answer = list(request.canvas) or [spec.mask_id] * request.decode.gen_length
         forced: set[int] = set()
         if request.constraint is not None:
             answer, forced = begin(request, answer, spec.mask_id)
-        row = Row(next(self._numbers), request, answer, request.blocks(spec), forced=forced)
-        self._waiting.append(row)
-        return row.number
+        size = footprint(request, self.model).total
+        return Row(number, request, answer, request.blocks(spec), bytes=size, forced=forced)
 
     def cancel(self, row: int) -> None:
         """End a row at the next step; it takes part in no more forwards."""
@@ -81,7 +91,7 @@ class Engine:
         If the model or a policy raises, the next step reports what was done before. Unfinished rows of that batch are
         dropped and their numbers added to `lost`; all others can continue. The caller who catches the error clears it.
         """
-        events, self._untold = self._untold, []
+        events, self._untold, self._torn = self._untold, [], []
         try:
             self._step(events, detail)
         except BaseException:
@@ -89,6 +99,7 @@ class Engine:
             if self._at_work is not None:
                 torn, rows = self._at_work
                 self.lost |= rows - {event.row for event in events if isinstance(event, Finished)}
+                self._torn = [row for row in torn.live() if row.number in self.lost]
                 self._batches = {key: batch for key, batch in self._batches.items() if batch is not torn}
             raise
         finally:
@@ -120,6 +131,8 @@ class Engine:
 
         detail  as for `step`; rows are numbered in the order of the requests, from 0 for a new engine
 
+        Without `detail`, a step that runs out of memory is taken again with fewer rows: nobody has seen them yet.
+
         A stream needs an idle engine. To add requests as they arrive, use `submit`, `step` and `cancel`.
         """
         if self.busy:
@@ -132,7 +145,7 @@ class Engine:
             for request in requests:
                 mine.add(self.submit(request))
             while mine:
-                for event in self.step(detail=detail):
+                for event in self._step_or_shed() if detail is False else self.step(detail=detail):
                     if isinstance(event, Finished):
                         mine.discard(event.row)
                     yield event
@@ -141,6 +154,37 @@ class Engine:
             if self._cancelled:
                 self._drop_cancelled()
             self._untold, self.lost = [], set()
+
+    def _step_or_shed(self) -> list[Event]:
+        try:
+            return self.step(detail=False)
+        except Exception as error:
+            if not out_of_memory(error) or not self._shed():
+                raise
+        free_memory(self.model.device)  # here, because the error has held tensors
+        return []
+
+    def _shed(self) -> bool:
+        """After a step without enough memory: what it lost, or else the youngest row, starts again later.
+
+        False if there is only one row: fewer are none.
+        """
+        running = [(batch, row) for batch in self._batches.values() for row in batch.live()]
+        shed = self._torn
+        if len(running) + len(shed) < 2:
+            return False
+        if not shed:
+            batch, youngest = max(running, key=lambda each: each[1].number)
+            batch.leave(youngest)
+            self._drop_empty()
+            running, shed = running[1:], [youngest]
+        self._room = max(1, len(running) + len(shed) - 1)
+        for row in sorted(shed, key=lambda row: -row.number):
+            again = self._row(row.number, row.request)
+            again.again = True
+            self._waiting.appendleft(again)
+            self.lost.discard(row.number)
+        return True
 
     def generate(self, requests: Iterable[Request]) -> list[Output]:
         """Decode requests; outputs are in the same order. Raises if a row failed, after the others are done."""
@@ -160,8 +204,8 @@ class Engine:
 
     def _admit(self, events: list[Event]) -> None:
         """Admit waiting rows while there is room."""
-        room = self.max_rows - sum(len(batch.live()) for batch in self._batches.values())
-        while self._waiting and room > 0:
+        room = self._room - sum(len(batch.live()) for batch in self._batches.values())
+        while self._waiting and room > 0 and self._has_memory(self._waiting[0]):
             row, spec = self._waiting[0], self.model.spec
             started = Started(row.number, row.request.prompt, len(row.answer), tuple(row.answer))
             if spec.mask_id not in row.answer:  # its constraint forces every token
@@ -177,8 +221,18 @@ class Engine:
             self._waiting.popleft()
             batch.join(row)
             self._at_work = None
-            events.append(started)
+            if not row.again:
+                events.append(started)
             room -= 1
+
+    def _has_memory(self, row: Row) -> bool:
+        """Whether this row fits besides the others. A row that would be alone is always tried."""
+        batches = {key: batch for key, batch in self._batches.items() if batch.live()}
+        if self.memory is None or not batches:
+            return True
+        mine = batches.pop(batch_key(row.request), None)
+        taken = sum(batch.bytes_taken() for batch in batches.values())
+        return taken + (row.bytes if mine is None else mine.bytes_taken(row)) <= self.memory
 
     def _drop_cancelled(self) -> list[Event]:
         events: list[Event] = []
