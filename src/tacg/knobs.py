@@ -151,9 +151,13 @@ class Knobs:
         return type(self), mine, tuple((name, group.structure()) for name, group in self.groups().items())
 
 
-@functools.cache
 def own_knobs(cls: type[Knobs]) -> tuple[Knob, ...]:
     """The knobs that a class itself declares, in order."""
+    return _declared(cls)
+
+
+@functools.cache
+def _declared(cls: Any) -> tuple[Knob, ...]:
     found = []
     for each in fields(cls):
         if facts := each.metadata.get("knob"):

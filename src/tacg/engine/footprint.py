@@ -14,7 +14,11 @@ import torch
 from tacg.cache import block_edge, resolve_mode
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
+
+    from tacg.engine.batch import Batch
     from tacg.engine.request import Request
+    from tacg.engine.row import Row
     from tacg.models.base import Denoiser
     from tacg.types import Needs
 
@@ -77,6 +81,36 @@ def usable_memory(device: torch.device) -> int | None:
     free, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch's own, and unused
     return int(USABLE * (free + cached))
+
+
+def fits(batches: Mapping[Hashable, Batch], row: Row, key: Hashable, memory: int) -> bool:
+    """Whether this row, which belongs to the batch of this key, fits besides the others.
+
+    A row that would be alone is always tried.
+    """
+    busy = {each: batch for each, batch in batches.items() if batch.live()}
+    mine = busy.pop(key, None)
+    if mine is None and not busy:
+        return True
+    taken = sum(batch.bytes_taken() for batch in busy.values())
+    return taken + (row.bytes if mine is None else mine.bytes_taken(row)) <= memory
+
+
+def shed(batches: Iterable[Batch], torn: Sequence[Row]) -> tuple[list[Row], int]:
+    """After a step without enough memory: rows that start again later, the youngest first, and how many to try next.
+
+    torn  rows that the step has lost. If there are none, the youngest row leaves its batch. No row is returned if there
+          was only one: fewer are none
+    """
+    running = [(batch, row) for batch in batches for row in batch.live()]
+    count = len(running) + len(torn)
+    if count < 2:
+        return [], 1
+    if torn:
+        return sorted(torn, key=lambda row: -row.number), count - 1
+    batch, youngest = max(running, key=lambda each: each[1].number)
+    batch.leave(youngest)
+    return [youngest], count - 1
 
 
 def out_of_memory(error: BaseException) -> bool:

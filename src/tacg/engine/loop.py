@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from tacg.engine import footprint
 from tacg.engine.batch import Batch, batch_key
 from tacg.engine.branches import BranchingBatch
 from tacg.engine.checks import check_shown, check_verifier
 from tacg.engine.constrained import begin
 from tacg.engine.events import Event, Finished, Started, step_events
-from tacg.engine.footprint import footprint, free_memory, out_of_memory, usable_memory
 from tacg.engine.row import Row
 from tacg.errors import LogitsError, TacgError
 from tacg.scan import Hidden
@@ -45,7 +45,9 @@ class Engine:
             raise TacgError(f"`max_rows` must be >= 1, got {max_rows}.")
         self.model, self.verifier = model, verifier
         self.max_rows = self._room = max_rows  # rows that fit memory, as far as known
-        self.memory = usable_memory(model.device) if memory is None else memory
+        if memory is None and model.device.type != "cpu":
+            memory = footprint.usable_memory(model.device)
+        self.memory = memory
         self._numbers = itertools.count()
         self._waiting: deque[Row] = deque()
         self._batches: dict[Hashable, Batch] = {}
@@ -62,14 +64,14 @@ class Engine:
         self._waiting.append(row)
         return row.number
 
-    def _row(self, number: int, request: Request) -> Row:
+    def _row(self, number: int, request: Request, *, again: bool = False) -> Row:
         spec = self.model.spec
         answer = list(request.canvas) or [spec.mask_id] * request.decode.gen_length
         forced: set[int] = set()
         if request.constraint is not None:
             answer, forced = begin(request, answer, spec.mask_id)
-        size = footprint(request, self.model).total
-        return Row(number, request, answer, request.blocks(spec), bytes=size, forced=forced)
+        size = 0 if self.memory is None else footprint.footprint(request, self.model).total
+        return Row(number, request, answer, request.blocks(spec), bytes=size, again=again, forced=forced)
 
     def cancel(self, row: int) -> None:
         """End a row at the next step; it takes part in no more forwards."""
@@ -159,32 +161,16 @@ class Engine:
         try:
             return self.step(detail=False)
         except Exception as error:
-            if not out_of_memory(error) or not self._shed():
+            if not footprint.out_of_memory(error):
                 raise
-        free_memory(self.model.device)  # here, because the error has held tensors
+            shed, self._room = footprint.shed(self._batches.values(), self._torn)
+            if not shed:
+                raise
+        footprint.free_memory(self.model.device)  # here, because the error has held tensors
+        self._drop_empty()
+        self.lost -= {row.number for row in shed}
+        self._waiting.extendleft(self._row(row.number, row.request, again=True) for row in shed)
         return []
-
-    def _shed(self) -> bool:
-        """After a step without enough memory: what it lost, or else the youngest row, starts again later.
-
-        False if there is only one row: fewer are none.
-        """
-        running = [(batch, row) for batch in self._batches.values() for row in batch.live()]
-        shed = self._torn
-        if len(running) + len(shed) < 2:
-            return False
-        if not shed:
-            batch, youngest = max(running, key=lambda each: each[1].number)
-            batch.leave(youngest)
-            self._drop_empty()
-            running, shed = running[1:], [youngest]
-        self._room = max(1, len(running) + len(shed) - 1)
-        for row in sorted(shed, key=lambda row: -row.number):
-            again = self._row(row.number, row.request)
-            again.again = True
-            self._waiting.appendleft(again)
-            self.lost.discard(row.number)
-        return True
 
     def generate(self, requests: Iterable[Request]) -> list[Output]:
         """Decode requests; outputs are in the same order. Raises if a row failed, after the others are done."""
@@ -205,7 +191,7 @@ class Engine:
     def _admit(self, events: list[Event]) -> None:
         """Admit waiting rows while there is room."""
         room = self._room - sum(len(batch.live()) for batch in self._batches.values())
-        while self._waiting and room > 0 and self._has_memory(self._waiting[0]):
+        while self._waiting and room > 0 and self._fits(self._waiting[0]):
             row, spec = self._waiting[0], self.model.spec
             started = Started(row.number, row.request.prompt, len(row.answer), tuple(row.answer))
             if spec.mask_id not in row.answer:  # its constraint forces every token
@@ -225,14 +211,8 @@ class Engine:
                 events.append(started)
             room -= 1
 
-    def _has_memory(self, row: Row) -> bool:
-        """Whether this row fits besides the others. A row that would be alone is always tried."""
-        batches = {key: batch for key, batch in self._batches.items() if batch.live()}
-        if self.memory is None or not batches:
-            return True
-        mine = batches.pop(batch_key(row.request), None)
-        taken = sum(batch.bytes_taken() for batch in batches.values())
-        return taken + (row.bytes if mine is None else mine.bytes_taken(row)) <= self.memory
+    def _fits(self, row: Row) -> bool:
+        return self.memory is None or footprint.fits(self._batches, row, batch_key(row.request), self.memory)
 
     def _drop_cancelled(self) -> list[Event]:
         events: list[Event] = []
