@@ -11,6 +11,7 @@ import typer
 from tacg.cli.common import (
     DEFAULT_MODEL,
     CacheMode,
+    Compiled,
     Device,
     Dtype,
     Json,
@@ -46,6 +47,7 @@ def main(
     dtype: Dtype = "float32",
     device: Device = "cpu",
     quantize: Quantize = None,
+    compiled: Compiled = False,
     port: Annotated[int, typer.Option(help="Port; 0 takes any free port.", min=0, max=65535)] = 8000,
     host: Annotated[str, typer.Option(help="Interface to listen on; anything but loopback needs a key.")] = "127.0.0.1",
     api_key: Annotated[
@@ -101,7 +103,7 @@ def main(
             **({} if max_body is None else {"body_bytes": max_body, "replay_bytes": max_body}),
         )  # fmt: skip
         defaults = Defaults(policy, parse_settings(policy, setting, cache))
-        llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
+        llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
         llm.refuse_fill_only("tacg serve")
         service = Service(llm, limits, access, defaults)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
