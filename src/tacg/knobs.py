@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from tacg.errors import TacgError, unknown
 from tacg.shapes import brief
@@ -153,7 +153,7 @@ class Knobs:
 
 def own_knobs(cls: type[Knobs]) -> tuple[Knob, ...]:
     """The knobs that a class itself declares, in order."""
-    return _declared(cls)
+    return _declared(cast("Any", cls))
 
 
 @functools.cache
