@@ -15,11 +15,11 @@ import pytest
 import tacg
 
 ROOT = Path(__file__).parents[1]
-# Lines of the functions that one decode enters. Raised from 1,900 for layers in two steps and packed weights; else only
-# lowered.
-MOST = 1940
+# Lines of the functions that one decode enters. Raised from 1,900 for layers in two steps and packed weights, then
+# for admission by memory and questions that save operations on a CPU; else only lowered.
+MOST = 2040
 CORE = ("types", "gate", "lazy", "policies", "scan", "engine")
-MOST_OF_CORE = 3000  # lines of the whole files of these rooms that it touches
+MOST_OF_CORE = 3210  # lines of the whole files of these rooms that it touches
 SLACK = 15  # lines by which the page may be off before somebody has to count again
 
 Touched = dict[str, tuple[int, int]]

@@ -14,7 +14,7 @@ import torch
 
 from tacg.knobs import Knobs, knob
 from tacg.lazy import where_support_matters
-from tacg.types import EmaContrast, Needs, Signals, top
+from tacg.types import EmaContrast, Needs, Signals, but_not, top
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +92,7 @@ class GateStep:
 
 def persistence(signals: Signals, tokens: Tensor, streak: Tensor) -> Tensor:
     """h: int64 [R, L], consecutive observations with an unchanged proposal; 1 at the first one."""
-    same = signals.observed & ~signals.first & (signals.token == tokens)
+    same = but_not(signals.observed, signals.first) & (signals.token == tokens)
     return streak * same + 1
 
 
@@ -126,20 +126,23 @@ def commit_rule(
         kept |= signals.margin >= config.preserve_margin
     base = base_ready & signals.eligible & kept
 
-    candidates = signals.eligible & ~base & (confidence >= config.tau_floor)
+    candidates = but_not(signals.eligible, base) & (confidence >= config.tau_floor)
     candidates &= (streak >= config.m_extra) | escaped
     if not config.rejoin:
-        candidates &= ~base_ready
+        candidates = but_not(candidates, base_ready)
     budget: Tensor | int = config.k_extra
     if config.k_ratio is not None:
         share = (base_ready & signals.eligible).sum(dim=1).clamp(min=1) * config.k_ratio
         budget = share.ceil().long().clamp(min=1).clamp(max=config.k_extra)
 
     signals, asked = where_support_matters(signals, base, candidates, budget, quota, config)
-    support = torch.zeros_like(confidence) if asked is None else temporal_support(signals, config)
-    if asked is not None and asked is not signals.observed:
-        support = torch.where(asked, support, 0.0)
-    readiness = confidence + config.support_lambda * support
+    if asked is None:
+        support, readiness = torch.zeros_like(confidence), confidence
+    else:
+        support = temporal_support(signals, config)
+        if asked is not signals.observed:
+            support = torch.where(asked, support, 0.0)
+        readiness = confidence + config.support_lambda * support
     if config.max_support is not None:
         candidates &= support.abs() <= config.max_support
     extra = top(readiness, candidates, budget) if config.k_extra else torch.zeros_like(base)

@@ -7,8 +7,9 @@ command line's parsing, `tacg policies` and the docs all read that one declarati
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from tacg.errors import TacgError, unknown
 from tacg.shapes import brief
@@ -152,6 +153,11 @@ class Knobs:
 
 def own_knobs(cls: type[Knobs]) -> tuple[Knob, ...]:
     """The knobs that a class itself declares, in order."""
+    return _declared(cast("Any", cls))
+
+
+@functools.cache
+def _declared(cls: Any) -> tuple[Knob, ...]:
     found = []
     for each in fields(cls):
         if facts := each.metadata.get("knob"):

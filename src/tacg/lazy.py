@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tacg.types import but_not
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -34,16 +36,7 @@ def where_support_matters(
         return signals, signals.observed if "reference" in signals.measured else None
     if config.max_support is not None:
         return signals.with_contrast(signals.observed), signals.observed
-    if not isinstance(budget, torch.Tensor):
-        budget = torch.full((len(base),), budget, device=base.device)
-    contests = [(candidates, budget)]
-    if quota is not None:
-        left = quota - base.sum(dim=1)
-        if bool((left > 0).any()):
-            short = left > torch.minimum(candidates.sum(dim=1), budget)
-            contests.append((signals.eligible & ~base & short[:, None], left))
-    contests = [(among & _open(among, count)[:, None], count) for among, count in contests]
-    contests = [(among, count) for among, count in contests if bool(among.any())]
+    contests = _contests(signals, base, candidates, budget, quota) if len(base) else []
     if not contests:
         return signals, None
 
@@ -67,6 +60,29 @@ def most_support(signals: Signals, config: GateConfig) -> Tensor:
     reference = signals.reference.clamp_min(torch.finfo(signals.reference.dtype).tiny)
     readout = signals.confidence * (signals.confidence / reference) ** config.w
     return (readout.clamp_max(1.0) * (1 + ROUNDING) - reference).clamp_min(0.0)
+
+
+def _contests(
+    signals: Signals, base: Tensor, candidates: Tensor, budget: Tensor | int, quota: Tensor | None
+) -> list[tuple[Tensor, Tensor]]:
+    """Where more positions compete than can win: (among, count), bool [R, L] and int64 [R]. Most often nowhere.
+
+    Whether there is any contest is asked first, because the answer takes two operations.
+    """
+    rivals = candidates.sum(dim=1)
+    left = None if quota is None else quota - base.sum(dim=1)
+    short = left is not None and int(left.amax()) > 0
+    crowded = isinstance(budget, torch.Tensor) or int(rivals.amax()) > budget
+    if not short and not crowded:
+        return []
+    if not isinstance(budget, torch.Tensor):
+        budget = torch.full_like(rivals, budget)
+    contests = [(candidates, budget)]
+    if left is not None and short:
+        late = left > torch.minimum(rivals, budget)
+        contests.append((but_not(signals.eligible, base) & late[:, None], left))
+    contests = [(among & _open(among, count)[:, None], count) for among, count in contests]
+    return [(among, count) for among, count in contests if bool(among.any())]
 
 
 def _open(among: Tensor, count: Tensor) -> Tensor:

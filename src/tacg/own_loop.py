@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
@@ -76,7 +77,7 @@ def commit_step(
     places = mask.reshape(-1).nonzero().squeeze(1) if mask.device.type == "cpu" else None
     try:
         scan = state.trajectories.scan(
-            logits.flatten(0, 1), wanted | config.needs(), mask, places=places, rows=places, exact=places is not None
+            logits.flatten(0, 1), _needs(wanted, config), mask, places=places, rows=places, exact=places is not None
         )
         refuse_unusable(scan)
         signals = scan.to_signals(mask, step=count, steps=count + mask.shape[1], eager=everywhere)
@@ -92,6 +93,11 @@ def commit_step(
     state.trajectories.follow(scan, mask)
     state.tokens, state.streak, state.steps = signals.token, streak, state.steps + 1
     return step
+
+
+@functools.lru_cache(64)
+def _needs(wanted: Needs, config: GateConfig) -> Needs:
+    return wanted | config.needs()
 
 
 def _check(logits: Tensor, mask: Tensor, state: GateState) -> None:
@@ -124,6 +130,8 @@ def _check_base(base_ready: Tensor, mask: Tensor) -> None:
 
 def refuse_unusable(scan: StepScan) -> None:
     """Raise if any logits are unusable (NaN, +inf or only -inf), naming row and position."""
+    if scan.sound:
+        return
     unusable = scan.found["confidence"].isnan() & scan.wanted
     if not bool(unusable.any()):
         return

@@ -251,8 +251,12 @@ class Signals:
         """
         if self.due is not None:
             return self.due
-        remaining = (self.steps - self.step).clamp(min=1)
-        return -(-(self.eligible if self.active is None else self.active).sum(dim=1) // remaining)
+        return even_share(self.eligible if self.active is None else self.active, self.step, self.steps)
+
+
+def even_share(masks: Tensor, step: Tensor, steps: Tensor) -> Tensor:
+    """int64 [R]: the masks, bool [R, L], over the steps that are left, rounded up. See `Signals.quota`."""
+    return (masks.sum(dim=1) - 1) // (steps - step).clamp(min=1) + 1
 
 
 class Reason(enum.IntEnum):
@@ -385,11 +389,27 @@ class Output:
         return (len(self.tokens) - self.given) / self.forwards if self.forwards else 0.0
 
 
+def reads_are_free(tensor: Tensor) -> bool:
+    """Whether a question about this tensor costs no synchronization: on a CPU, unless a graph is being traced."""
+    return tensor.is_cpu and not torch.compiler.is_compiling()
+
+
+def but_not(these: Tensor, others: Tensor) -> Tensor:
+    """`these & ~others` of two masks, in one operation: true is greater than false."""
+    return these > others
+
+
 def top(score: Tensor, among: Tensor, k: Tensor | int) -> Tensor:
     """The `k` best of each row: bool [R, L], a subset of `among`. Ties go to the lowest position.
 
     score float [R, L], among bool [R, L], k an int or int64 [R].
     """
+    if reads_are_free(among):  # most often nobody has to be turned away, or nobody is asked for
+        if isinstance(k, Tensor):
+            if not len(k) or int(k.amax()) <= 0:
+                return torch.zeros_like(among)
+        elif not len(among) or int(among.sum(dim=1).amax()) <= k:
+            return among
     score = torch.where(among, score.clamp(min=torch.finfo(score.dtype).min), -torch.inf)
     order = score.sort(dim=1, descending=True, stable=True).indices
     rank = order.argsort(dim=1)

@@ -50,7 +50,7 @@ def whole_step(policy: Policy, names: list[str]) -> Any:
     def step(boards: Boards, answer: Tensor, tensors: list[Tensor], measured: dict[str, Tensor], state: Any) -> Any:
         signals = Signals(**dict(zip(names, tensors, strict=True)), measured=measured)
         decision, after = policy.decide(signals, state)
-        ruler = torch.arange(answer.shape[1] + 1)
+        ruler = torch.arange(answer.shape[1])
         boards, answer, kept, report = advance(boards, answer, signals, decision, policy.needs, MASK, ends, ruler)
         return boards, answer, kept, report.packed, after
 

@@ -18,9 +18,9 @@ import pytest
 import torch
 
 import tacg
+from tacg.engine.footprint import out_of_memory
 from tacg.serve import batcher
 from tacg.serve.limits import Limits
-from tacg.serve.trouble import out_of_memory
 from tests.serve.conftest import Running, running, wait_until
 from tests.serve.test_batching import ask, requests
 

@@ -9,6 +9,7 @@ from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
     CacheMode,
+    Compiled,
     Data,
     Device,
     Dtype,
@@ -52,6 +53,7 @@ def main(
     dtype: Dtype = "float32",
     device: Device = "cpu",
     quantize: Quantize = None,
+    compiled: Compiled = False,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -73,7 +75,7 @@ def main(
     n = min(n, 16) if quick else n
     settings = parse_settings(gates, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
     with progress("ablation", n * len(tasks) * len(gates) * (1 + len(PARTS))) as tick:
         sample = Sample(n, seed, split, batch_size)
         rows = ablate(llm, tasks, gates, sample, settings, ledger, tick)

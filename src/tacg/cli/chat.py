@@ -12,6 +12,7 @@ import typer
 from tacg.cli.common import (
     DEFAULT_MODEL,
     CacheMode,
+    Compiled,
     Delay,
     Device,
     Dtype,
@@ -67,6 +68,7 @@ def main(
     dtype: Dtype = "float32",
     device: Device = "cpu",
     quantize: Quantize = None,
+    compiled: Compiled = False,
     policy: PolicyName = "tacg",
     setting: SettingOptions = None,
     cache: CacheMode = None,
@@ -76,7 +78,7 @@ def main(
 ) -> None:
     """Answer each line, given the conversation so far; commands begin with a slash."""
     settings = parse_settings(policy, setting, cache)
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
     if not llm.tokenizer.chat_template:
         raise TacgError(f"{model!r} has no chat template, so it cannot follow a conversation; use `tacg generate`.")
     talk = Conversation(llm, model, policy, settings, watch, delay)

@@ -72,6 +72,9 @@ Device = Annotated[
 Quantize = Annotated[
     str | None, typer.Option("--quantize", help="int8 or int4: store the weights of matrix products in 8 or 4 bits.")
 ]
+Compiled = Annotated[
+    bool, typer.Option("--compile", help="Pass the layers through torch.compile; the first forward takes a while then.")
+]
 Dtype = Annotated[
     str,
     typer.Option(
@@ -220,8 +223,9 @@ def benchmark_files(names: Sequence[str], words: Sequence[str]) -> dict[str, str
 
 
 def load_model(
-    name: str, *, dtype: str = "float32", device: str = "cpu", verifier: str | None = None, quantize: str | None = None
-) -> LLM:
+    name: str, *, dtype: str = "float32", device: str = "cpu", verifier: str | None = None, quantize: str | None = None,
+    compiled: bool = False,
+) -> LLM:  # fmt: skip
     """Load a model, with a progress bar; a built-in one says first what it is."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
@@ -231,13 +235,13 @@ def load_model(
 
     if name in BUILT_IN:
         typer.secho(f"{name}: {BUILT_IN[name]}", dim=True, err=True)
-        return load(name, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
+        return load(name, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compile=compiled)
     with Progress(
         TextColumn("loading"), BarColumn(), DownloadColumn(), console=Console(stderr=True), transient=True
     ) as bar:
         line = bar.add_task("", total=None)
         return load(
-            name, dtype=dtype, device=device, verifier=verifier, quantize=quantize,
+            name, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compile=compiled,
             tell=lambda done, total: bar.update(line, completed=done, total=total),
         )  # fmt: skip
 

@@ -11,6 +11,7 @@ from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
     CacheMode,
+    Compiled,
     Data,
     Device,
     Dtype,
@@ -58,6 +59,7 @@ def main(
     dtype: Dtype = "float32",
     device: Device = "cpu",
     quantize: Quantize = None,
+    compiled: Compiled = False,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -99,7 +101,7 @@ def main(
     )
     n = min(n, 16) if quick else n
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
     with progress("diagnosis", n * len(tasks)) as tick:
         sample = Sample(n, seed, split, batch_size)
         rows = diagnose(llm, tasks, policy, sample, ledger, tick, settings)

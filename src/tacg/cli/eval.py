@@ -11,6 +11,7 @@ from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
     CacheMode,
+    Compiled,
     Data,
     Device,
     Dtype,
@@ -67,6 +68,7 @@ def main(
     dtype: Dtype = "float32",
     device: Device = "cpu",
     quantize: Quantize = None,
+    compiled: Compiled = False,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -108,7 +110,9 @@ def main(
             raise TacgError("--quantize is not available with --ray yet: leave one of them out.")
         decoder = Fleet(model, address=ray, cores=cores, dtype=dtype)
     else:
-        decoder = llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
+        decoder = llm = load_model(
+            model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled
+        )
         if watch:
             _watch_first(llm, chosen, policy, seed, split, settings)
     title = f"{task} · {policy}"

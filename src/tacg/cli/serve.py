@@ -11,6 +11,7 @@ import typer
 from tacg.cli.common import (
     DEFAULT_MODEL,
     CacheMode,
+    Compiled,
     Device,
     Dtype,
     Json,
@@ -46,6 +47,7 @@ def main(
     dtype: Dtype = "float32",
     device: Device = "cpu",
     quantize: Quantize = None,
+    compiled: Compiled = False,
     port: Annotated[int, typer.Option(help="Port; 0 takes any free port.", min=0, max=65535)] = 8000,
     host: Annotated[str, typer.Option(help="Interface to listen on; anything but loopback needs a key.")] = "127.0.0.1",
     api_key: Annotated[
@@ -57,6 +59,9 @@ def main(
     cache: CacheMode = None,
     max_rows: Annotated[int, typer.Option(help="Rows decoded together.", min=1)] = 32,
     queue: Annotated[int, typer.Option(help="Rows that may wait; further requests get 429.", min=0)] = 128,
+    max_memory: Annotated[
+        float, typer.Option(help="GiB that rows may take (keys, references, logits); 0: what the GPU can spare.", min=0)
+    ] = 0.0,
     max_n: Annotated[int, typer.Option(help="Maximum answers per request.", min=1)] = 16,
     max_prompt: Annotated[int, typer.Option(help="Maximum tokens per prompt.", min=1)] = 4096,
     max_length: Annotated[int, typer.Option(help="Maximum positions per answer.", min=1)] = 1024,
@@ -93,12 +98,12 @@ def main(
             host, api_key, insecure=insecure, also=names, origins=tuple(cors or ()), log_prompts=log_prompts
         )
         limits = Limits(
-            rows=max_rows, queue=queue, answers=max_n, prompt_tokens=max_prompt,
+            rows=max_rows, memory=max_memory, queue=queue, answers=max_n, prompt_tokens=max_prompt,
             gen_length=max_length, deadline=deadline, grace=grace,
             **({} if max_body is None else {"body_bytes": max_body, "replay_bytes": max_body}),
         )  # fmt: skip
         defaults = Defaults(policy, parse_settings(policy, setting, cache))
-        llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
+        llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
         llm.refuse_fill_only("tacg serve")
         service = Service(llm, limits, access, defaults)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")

@@ -11,6 +11,7 @@ from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
     CacheMode,
+    Compiled,
     Data,
     Device,
     Dtype,
@@ -69,6 +70,7 @@ def main(
     dtype: Dtype = "float32",
     device: Device = "cpu",
     quantize: Quantize = None,
+    compiled: Compiled = False,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -103,7 +105,7 @@ def main(
     n = min(n, 12) if quick else n
     settings = parse_settings(policies, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
     points = len(across.values) * (len(up.values) if up else 1) * len(policies) * len(tasks)
     with progress("sweep", n * points) as tick:
         sample = Sample(n, seed, split, batch_size)

@@ -11,6 +11,7 @@ import typer
 from tacg.cli.common import (
     DEFAULT_MODEL,
     CacheMode,
+    Compiled,
     Data,
     Device,
     Dtype,
@@ -59,6 +60,7 @@ def main(
     dtype: Dtype = "float32",
     device: Device = "cpu",
     quantize: Quantize = None,
+    compiled: Compiled = False,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -86,7 +88,7 @@ def main(
             raise TacgError(f"Give one prompt, or --task, or .jsonl files; got {len(words)} words.")
         chosen, policies = load_task(task, data, knob) if task else words[0], policy or ["tacg"]
         settings = parse_settings(policies, setting, cache)
-        llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
+        llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
         hint_at_tasks(model, words)
         files = _record(llm, chosen, seed, policies, settings, out)
     traces = [read_trace(file) for file in files]

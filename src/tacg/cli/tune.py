@@ -11,6 +11,7 @@ from tacg.cli.common import (
     DEFAULT_MODEL,
     BatchSize,
     CacheMode,
+    Compiled,
     Data,
     Device,
     Dtype,
@@ -65,6 +66,7 @@ def main(
     dtype: Dtype = "float32",
     device: Device = "cpu",
     quantize: Quantize = None,
+    compiled: Compiled = False,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -102,7 +104,7 @@ def main(
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
     chosen_task = load_task(task, data, knob) if task else None
     asked, decode, what = asked_of(chosen_task, prompts, n, seed)
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize)
+    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
     with progress("tuning", trials * n) as tick:
         if chosen_task is not None and labels:
             judge = by_labels(llm, chosen_task, policy, Sample(n, seed, "dev", batch_size), ledger, tick)

@@ -13,7 +13,7 @@ from torch import Tensor
 from tacg.engine.commits import resolve_commits
 from tacg.engine.pruning import before_gap
 from tacg.engine.report import Report
-from tacg.types import Reason
+from tacg.types import Reason, but_not
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,26 @@ class Boards(NamedTuple):
         return made
 
 
-def in_view(boards: Boards, needs: Needs, *, whole: bool, cut: bool = False) -> tuple[Tensor, Tensor]:
+class InBlock(NamedTuple):
+    """What depends on the active blocks only: it is computed when a row enters a block, not in every step.
+
+    here   bool  [S, L]  positions of the active block
+    steps  int64 [S]     steps that the block may take
+    start  int64 [S, 1]  its first position
+    """
+
+    here: Tensor
+    steps: Tensor
+    start: Tensor
+
+    @classmethod
+    def of(cls, boards: Boards) -> InBlock:
+        """Look it up for the blocks that are active now."""
+        block = boards.block[:, None]
+        return cls(boards.grid == block, boards.budgets.gather(1, block).squeeze(1), boards.starts.gather(1, block))
+
+
+def in_view(boards: Boards, needs: Needs, active: InBlock, *, whole: bool, cut: bool = False) -> tuple[Tensor, Tensor]:
     """The observed and the eligible positions, bool [S, L] each.
 
     whole  observe every mask; committed positions only in open blocks, and only if the policy needs them
@@ -89,7 +108,7 @@ def in_view(boards: Boards, needs: Needs, *, whole: bool, cut: bool = False) -> 
     if cut:
         masked = masked & (torch.arange(masked.shape[1], device=masked.device) < boards.reach[:, None])
     if needs.scope == "block":
-        here = boards.grid == boards.block[:, None]
+        here = active.here
     else:
         ahead = boards.grid - boards.block[:, None]
         here = (ahead >= 0) & (ahead < boards.open[:, None])
@@ -109,14 +128,14 @@ def advance(
     """Write a decision: the state and the answer [S, L] after the step, whose trajectories continue, and the report.
 
     eos     int64 [E], tokens that end an answer; None: no early stopping
-    ruler   int64 [L + 1], 0 to L
+    ruler   int64 [L], 0 to L - 1
     before  int64 [S, L], reasons of what was written before the scan (a chosen branch)
     writes  for rows with constraints: reasons and tokens, int64 [S, L] each, of what is really written
     cut     float [S, L], added to the report: the probability that constraints removed
     """
     reason, token = (resolve_commits(signals, decision), signals.token) if writes is None else writes
     written = reason > 0
-    masked = boards.masked & ~written
+    masked = but_not(boards.masked, written)
     if decision.remask is not None:
         remask = reason == int(Reason.REMASK)
         token, masked = torch.where(remask, mask_id, token), masked | remask
@@ -127,10 +146,10 @@ def advance(
     first_mask, block = first_unfinished(boards, masked, ruler)
     told = {"first_mask": first_mask}
     if eos is not None:
-        ends = (answer[:, :, None] == eos).any(dim=2) & boards.holes
-        told["first_eos"] = torch.where(ends, ruler[:-1], ruler[-1]).amin(dim=1)
+        ends = answer == eos if len(eos) == 1 else (answer[:, :, None] == eos).any(dim=2)
+        told["first_eos"] = _first(ends & boards.holes, ruler)
     if decision.stay is not None:  # applied in a full block while something changes and steps are left
-        full = (block != boards.block) | (first_mask == ruler[-1])
+        full = (block != boards.block) | (first_mask == len(ruler))
         staying = decision.stay & full & written.any(dim=1) & (boards.step + 1 < signals.steps)
         block, told["stay"] = torch.where(staying, boards.block, block), staying.long()
     step = (boards.step + 1) * (block == boards.block)
@@ -162,5 +181,10 @@ def _beyond_the_block(
 
 def first_unfinished(boards: Boards, masked: Tensor, ruler: Tensor) -> tuple[Tensor, Tensor]:
     """The first mask (L: none) and its block, int64 [S] each."""
-    first_mask = torch.where(masked, ruler[:-1], ruler[-1]).amin(dim=1)
+    first_mask = _first(masked, ruler)
     return first_mask, boards.grid.gather(1, first_mask.clamp(max=masked.shape[1] - 1)[:, None]).squeeze(1)
+
+
+def _first(flags: Tensor, ruler: Tensor) -> Tensor:
+    """int64 [S]: the first position where flags [S, L] are true, L if there is none."""
+    return ruler.masked_fill(~flags, len(ruler)).amin(dim=1)

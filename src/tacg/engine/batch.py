@@ -10,20 +10,20 @@ needed positions are computed; on other devices all positions of the window are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from tacg.cache import Store, resolve_mode
-from tacg.engine.advance import Boards, advance, in_view
+from tacg.engine.advance import Boards, InBlock, advance, in_view
 from tacg.engine.constrained import Constrained
-from tacg.engine.further import Attended, Verified, add_active, add_draws, drawn_proposals
+from tacg.engine.further import Attended, Verified, add_draws, drawn_proposals
 from tacg.engine.plan import Plan, extent, span_key
 from tacg.errors import TacgError
 from tacg.policies.state import resized, restart, stack
 from tacg.scan import Hidden, Trajectories, lowest
-from tacg.types import BY_ENGINE, REASONS, Commit, Reason
+from tacg.types import BY_ENGINE, REASONS, Commit, Reason, even_share
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
@@ -75,6 +75,7 @@ class Batch:
     """S slots with answers of up to L positions, W of them in view at once, after prompts of up to M tokens.
 
     canvas  int64 [S, M + L + 1]  prompts, aligned right, then answers, then one mask for positions beyond their end
+    answer  int64 [S, L]          the answers on the canvas, as a view
     boards  the state of each row (see `Boards`)
     """
 
@@ -95,10 +96,13 @@ class Batch:
         self.eos = self._upload(spec.eos_ids) if self.decode.early_stop and spec.eos_ids else None
         self.prompt = self.length = self.width = self.most = 0
         self.canvas = torch.full((0, 1), spec.mask_id, device=device)
+        self.answer = self.canvas[:, :0]
         self.boards = Boards.blank(0, 0, 0, device)
         self.trajectories = Trajectories(0, 0, device, self.decode.memory)
         self.trajectories.state = self.policy.start(0, 0, device)
         self.plan: Plan | None = None
+        self.in_block: InBlock | None = None  # None: a row has entered a block since
+        self.history: Tensor | None = None  # int64 [S * L], the slot of each position's history; the same
         self.view: StepView | None = None
         self.cut = False  # whether the last decision set a `reach`
 
@@ -110,18 +114,11 @@ class Batch:
         self.further: list[Further] = [] if self.attended is None else [self.attended]
         if self.needs.samples or self.needs.names & {*BY_ENGINE}:
             self.further.append(add_draws)
-        if self.needs.scope != "block":
-            self.further.append(add_active)
         if self.needs.verifier is not None and verifier is not None:
             self.further.append(Verified(verifier, self.needs.verifier, suppressed, device))
 
     def _upload(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor(ids, dtype=torch.int64, device=self.device)
-
-    @property
-    def answer(self) -> Tensor:
-        """The answers on the canvas, int64 [S, L], as a view."""
-        return self.canvas[:, self.prompt : self.prompt + self.length]
 
     # -- rows join and leave ---------------------------------------------------------------------------------------
 
@@ -142,6 +139,15 @@ class Batch:
         row.block, row.settled = int(fresh.block), masked.index(True)
         self._regroup()
 
+    def bytes_taken(self, joining: Row | None = None) -> int:
+        """Bytes that the rows take, with another one if it joins: every slot has room for the largest row."""
+        slots, rows = (len(self.rows), []) if joining is None else (self._slots_after(), [joining])
+        return slots * max(row.bytes for row in [*self.live(), *rows])
+
+    def _slots_after(self) -> int:
+        """How many slots there are once another row has joined."""
+        return len(self.rows) if None in self.rows else min(max(1, 2 * len(self.rows)), self.max_rows)
+
     def leave(self, row: Row, finish_reason: str = "", error: str = "") -> Output:
         """Free the row's slot and return its output. Without a finish reason, the answer decides: eos or length."""
         self.rows[row.slot] = row.cache = row.draft_cache = None
@@ -157,6 +163,7 @@ class Batch:
     def _regroup(self) -> None:
         """After rows join or leave: drop the plan of the next forward, and update the knobs of each slot."""
         self.plan = None
+        self._forget_blocks()
         live = self.live()
         if self.constrained is not None:
             self.constrained.regroup(self.rows)
@@ -165,13 +172,14 @@ class Batch:
 
     def _make_room(self, row: Row) -> None:
         """Grow whatever is too small to hold this row as well."""
-        rows = len(self.rows) if None in self.rows else min(max(1, 2 * len(self.rows)), self.max_rows)
+        rows = self._slots_after()
         length, prompt = max(self.length, len(row.answer)), max(self.prompt, len(row.request.prompt))
         widest = max(stop - start for start, stop, _ in row.blocks)
         width, most = length if self.whole else max(self.width, widest), max(self.most, len(row.blocks))
         if (rows, length, prompt, width, most) == (len(self.rows), self.length, self.prompt, self.width, self.most):
             return
-        before, slots = self.trajectories, self._slots(self.trajectories.places())
+        before, places = self.trajectories, self.trajectories.places()
+        slots = self._slots(places) if len(places) else places
         canvas = torch.full((rows, prompt + length + 1), self.spec.mask_id, device=self.device)
         have = self.canvas[:, :-1]
         canvas[: len(have), prompt - self.prompt : prompt - self.prompt + have.shape[1]] = have
@@ -182,8 +190,11 @@ class Batch:
         self.trajectories.seen = resized({"seen": before.seen}, {"seen": self.trajectories.seen})["seen"]
         self.rows += [None] * (rows - len(self.rows))
         self.length, self.prompt, self.width, self.most = length, prompt, width, most
-        self.trajectories.memory.take_over(before.memory, slots, self._slots(self.trajectories.places()))
-        self.ruler = torch.arange(length + 1, device=self.device)
+        self.answer = canvas[:, prompt : prompt + length]
+        self.ruler = torch.arange(length, device=self.device)
+        self._forget_blocks()
+        if len(places):
+            self.trajectories.memory.take_over(before.memory, slots, self._slots(self.trajectories.places()))
         self.origins = torch.arange(0, rows * length, length, device=self.device)[:, None]
         self.windows = None if width == length else torch.arange(rows * width, device=self.device)
 
@@ -197,7 +208,7 @@ class Batch:
         )
         self.view = self._look()
         spans = plan.spans if self.attended is None else self.attended.asked_of(self.live(), plan.spans)
-        return canvas.view(-1)[plan.pack], spans, self._select(plan, self.view)
+        return canvas.view(-1).index_select(0, plan.pack), spans, self._select(plan, self.view)
 
     def _canvases(self) -> tuple[Tensor, int]:
         """What is forwarded, and the number of canvases per row: one, unless the policy has proposed branches."""
@@ -208,15 +219,16 @@ class Batch:
         if not self.compact:
             return self._select_windows(plan, view)
         assert view.places is not None
-        slot = view.places // self.length
-        select = view.places - slot * self.length + plan.offset[slot, 0, 0]
+        assert plan.at is not None
+        select = plan.at.index_select(0, view.places)
         if plan.shadow is not None:
+            slot = view.places // self.length
             select = select + plan.shadow[slot] * ~self.boards.masked.view(-1)[view.places]
         return select
 
     def _select_windows(self, plan: Plan, view: StepView) -> Tensor:
         """Like `_select`, for whole windows."""
-        masked, columns = self.boards.masked, self.ruler[:-1] if view.columns is None else view.columns[:, None]
+        masked, columns = self.boards.masked, self.ruler if view.columns is None else view.columns[:, None]
         select = plan.offset + columns
         if plan.shadow is not None:
             masked = masked if view.columns is None else masked.gather(1, view.columns)
@@ -229,7 +241,7 @@ class Batch:
         self.plan.charge(self.live(), self.spec)
 
     def _look(self) -> StepView:
-        observed, eligible = in_view(self.boards, self.needs, whole=self.sees_all, cut=self.cut)
+        observed, eligible = in_view(self.boards, self.needs, self.active(), whole=self.sees_all, cut=self.cut)
         if self.compact:
             places = observed.view(-1).nonzero().squeeze(1)
             return StepView(observed, eligible, places, self._slots(places))
@@ -242,12 +254,23 @@ class Batch:
         """int64 [P]: the slots that hold the history of these positions (indices into [S * L])."""
         if self.width == self.length:
             return places
-        slot = places // self.length
-        return places - slot * (self.length - self.width) - self._left()[slot, 0]
+        if self.history is None:
+            windows = torch.arange(len(self.rows), device=self.device)[:, None] * self.width
+            self.history = (windows + self.ruler - self._left()).view(-1)
+        return self.history.index_select(0, places)
 
     def _left(self) -> Tensor:
         """int64 [S, 1]: where each row's window begins: at its block, or earlier if it would not fit otherwise."""
-        return self.boards.starts.gather(1, self.boards.block[:, None]).clamp(max=self.length - self.width)
+        return self.active().start.clamp(max=self.length - self.width)
+
+    def active(self) -> InBlock:
+        """What is known of the active blocks; looked up again after a row has entered another one."""
+        if self.in_block is None:
+            self.in_block = InBlock.of(self.boards)
+        return self.in_block
+
+    def _forget_blocks(self) -> None:
+        self.in_block = self.history = None
 
     # -- one step --------------------------------------------------------------------------------------------------
 
@@ -274,17 +297,18 @@ class Batch:
             proposal=drawn_proposals(self, logits) if self.decode.temperature > 0 else None,
             hidden=hidden, backend=self.decode.scan,
         )  # fmt: skip
-        steps = boards.budgets.gather(1, boards.block[:, None]).squeeze(1)
-        step = boards.step
+        step, steps = boards.step, self.active().steps
+        active = None if self.needs.scope == "block" else view.eligible & self.active().here
         if self.constrained is not None:  # contradictory positions wait, so the last step may be repeated
             step = torch.minimum(step, steps - 1)
         signals = scan.to_signals(
             view.eligible, eager=eager, step=step, steps=steps, masked=boards.masked, written=self.answer,
             grid=boards.grid, current=boards.block, opened=boards.open, length=boards.length,
+            active=active, due=even_share(view.eligible if active is None else active, step, steps),
         )  # fmt: skip
         for add in self.further:
             signals = add(self, logits, scan, signals)
-        return scan, replace(signals, due=signals.quota())
+        return scan, signals
 
     def decide(self, signals: Signals) -> Decision:
         """Signals -> decision."""
@@ -322,6 +346,8 @@ class Batch:
                 row.move(told.scalars(row.slot), self.length, revises=self.policy.revises)
                 if span_key(row, self.spec, self.mode, self.needs) != before:
                     self.plan = None
+                if row.block != blocks[row.slot]:
+                    self._forget_blocks()
         written: dict[int, list[Commit]] = {}
         for slot, position, token, why, share in told.written():
             row_ = self.rows[slot]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tacg.types import Reason, top
+from tacg.types import Reason, but_not, top
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,10 +26,10 @@ def resolve_commits(signals: Signals, decision: Decision) -> Tensor:
     # If several blocks are open, the active one must make progress.
     due = signals.eligible if signals.active is None else signals.active
     done = taken if signals.active is None else taken & due
-    late = top(decision.rank, due & ~taken, quota - done.sum(dim=1))
+    late = top(decision.rank, but_not(due, taken), quota - done.sum(dim=1))
     reason = (late * int(Reason.FALLBACK)).masked_fill(taken, int(Reason.EXTRA)).masked_fill(base, int(Reason.BASE))
     if decision.finish is not None and signals.masked is not None:
-        rest = signals.masked & signals.observed & decision.finish[:, None] & ~taken
+        rest = but_not(signals.masked & signals.observed & decision.finish[:, None], taken)
         reason = reason.masked_fill(rest, int(Reason.FINISH))
     if decision.edit is not None:
         reason = reason.masked_fill(_revisable(signals, decision.edit), int(Reason.EDIT))
@@ -59,4 +59,4 @@ def _quota(signals: Signals, decision: Decision) -> Tensor:
 def _revisable(signals: Signals, where: Tensor) -> Tensor:
     """The positions in `where` that are committed and in open blocks."""
     assert signals.masked is not None
-    return where & signals.observed & ~signals.masked
+    return but_not(where & signals.observed, signals.masked)

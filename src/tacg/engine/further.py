@@ -31,13 +31,6 @@ if TYPE_CHECKING:
 Further = Callable[["Batch", Tensor, StepScan, Signals], Signals]
 
 
-def add_active(batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) -> Signals:
-    """Mark the masks of the active block, for policies where other blocks are eligible too."""
-    assert batch.view is not None
-    here = batch.boards.grid == batch.boards.block[:, None]
-    return replace(signals, active=batch.view.eligible & here)
-
-
 def add_draws(batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) -> Signals:
     """Add those of noise, sampled tokens and the recheck of written tokens that the policy needs."""
     needs, measured, more = batch.needs, dict(signals.measured), dict[str, Any]()
@@ -112,7 +105,7 @@ class Verified:
         drafts = batch.canvas.clone()
         answers = drafts[:, batch.prompt : batch.prompt + batch.length]
         answers.copy_(torch.where(signals.eligible, signals.token, answers))
-        places = (batch.origins + batch.ruler[:-1]).view(-1) if scan.places is None else scan.places
+        places = (batch.origins + batch.ruler).view(-1) if scan.places is None else scan.places
         target = verify(
             self.verifier, self.mix, batch.rows, drafts, batch.prompt, batch.length, places, scan.logits, self.never,
             None if batch.policy.revises else self.drafts,

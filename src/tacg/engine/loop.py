@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from tacg.engine import footprint
 from tacg.engine.batch import Batch, batch_key
 from tacg.engine.branches import BranchingBatch
 from tacg.engine.checks import check_shown, check_verifier
@@ -33,14 +34,20 @@ class Engine:
     """Decodes rows in batches. Finished rows leave at once, and waiting rows take their place.
 
     max_rows  maximum number of rows in the batch; the others wait
+    memory    bytes that these rows may take, as estimated (`footprint`); None: what the device has to spare
     verifier  an autoregressive model with the same vocabulary, for policies whose drafts are verified (`apd`)
     """
 
-    def __init__(self, model: Denoiser, max_rows: int = 32, verifier: Denoiser | None = None) -> None:
+    def __init__(
+        self, model: Denoiser, max_rows: int = 32, verifier: Denoiser | None = None, memory: int | None = None
+    ) -> None:
         if max_rows < 1:
             raise TacgError(f"`max_rows` must be >= 1, got {max_rows}.")
         self.model, self.verifier = model, verifier
-        self.max_rows = max_rows
+        self.max_rows = self._room = max_rows  # rows that fit memory, as far as known
+        if memory is None and model.device.type != "cpu":
+            memory = footprint.usable_memory(model.device)
+        self.memory = memory
         self._numbers = itertools.count()
         self._waiting: deque[Row] = deque()
         self._batches: dict[Hashable, Batch] = {}
@@ -48,18 +55,23 @@ class Engine:
         self._at_work: tuple[Batch, set[int]] | None = None
         self._untold: list[Event] = []
         self.lost: set[int] = set()
+        self._torn: list[Row] = []  # the rows that the last step lost
 
     def submit(self, request: Request) -> int:
         """Queue a request; returns the row's number."""
         self.check(request)
+        row = self._row(next(self._numbers), request)
+        self._waiting.append(row)
+        return row.number
+
+    def _row(self, number: int, request: Request, *, again: bool = False) -> Row:
         spec = self.model.spec
         answer = list(request.canvas) or [spec.mask_id] * request.decode.gen_length
         forced: set[int] = set()
         if request.constraint is not None:
             answer, forced = begin(request, answer, spec.mask_id)
-        row = Row(next(self._numbers), request, answer, request.blocks(spec), forced=forced)
-        self._waiting.append(row)
-        return row.number
+        size = 0 if self.memory is None else footprint.footprint(request, self.model).total
+        return Row(number, request, answer, request.blocks(spec), bytes=size, again=again, forced=forced)
 
     def cancel(self, row: int) -> None:
         """End a row at the next step; it takes part in no more forwards."""
@@ -81,7 +93,7 @@ class Engine:
         If the model or a policy raises, the next step reports what was done before. Unfinished rows of that batch are
         dropped and their numbers added to `lost`; all others can continue. The caller who catches the error clears it.
         """
-        events, self._untold = self._untold, []
+        events, self._untold, self._torn = self._untold, [], []
         try:
             self._step(events, detail)
         except BaseException:
@@ -89,6 +101,7 @@ class Engine:
             if self._at_work is not None:
                 torn, rows = self._at_work
                 self.lost |= rows - {event.row for event in events if isinstance(event, Finished)}
+                self._torn = [row for row in torn.live() if row.number in self.lost]
                 self._batches = {key: batch for key, batch in self._batches.items() if batch is not torn}
             raise
         finally:
@@ -120,6 +133,8 @@ class Engine:
 
         detail  as for `step`; rows are numbered in the order of the requests, from 0 for a new engine
 
+        Without `detail`, a step that runs out of memory is taken again with fewer rows: nobody has seen them yet.
+
         A stream needs an idle engine. To add requests as they arrive, use `submit`, `step` and `cancel`.
         """
         if self.busy:
@@ -132,7 +147,7 @@ class Engine:
             for request in requests:
                 mine.add(self.submit(request))
             while mine:
-                for event in self.step(detail=detail):
+                for event in self._step_or_shed() if detail is False else self.step(detail=detail):
                     if isinstance(event, Finished):
                         mine.discard(event.row)
                     yield event
@@ -141,6 +156,21 @@ class Engine:
             if self._cancelled:
                 self._drop_cancelled()
             self._untold, self.lost = [], set()
+
+    def _step_or_shed(self) -> list[Event]:
+        try:
+            return self.step(detail=False)
+        except Exception as error:
+            if not footprint.out_of_memory(error):
+                raise
+            shed, self._room = footprint.shed(self._batches.values(), self._torn)
+            if not shed:
+                raise
+        footprint.free_memory(self.model.device)  # here, because the error has held tensors
+        self._drop_empty()
+        self.lost -= {row.number for row in shed}
+        self._waiting.extendleft(self._row(row.number, row.request, again=True) for row in shed)
+        return []
 
     def generate(self, requests: Iterable[Request]) -> list[Output]:
         """Decode requests; outputs are in the same order. Raises if a row failed, after the others are done."""
@@ -160,8 +190,8 @@ class Engine:
 
     def _admit(self, events: list[Event]) -> None:
         """Admit waiting rows while there is room."""
-        room = self.max_rows - sum(len(batch.live()) for batch in self._batches.values())
-        while self._waiting and room > 0:
+        room = self._room - sum(len(batch.live()) for batch in self._batches.values())
+        while self._waiting and room > 0 and self._fits(self._waiting[0]):
             row, spec = self._waiting[0], self.model.spec
             started = Started(row.number, row.request.prompt, len(row.answer), tuple(row.answer))
             if spec.mask_id not in row.answer:  # its constraint forces every token
@@ -177,8 +207,12 @@ class Engine:
             self._waiting.popleft()
             batch.join(row)
             self._at_work = None
-            events.append(started)
+            if not row.again:
+                events.append(started)
             room -= 1
+
+    def _fits(self, row: Row) -> bool:
+        return self.memory is None or footprint.fits(self._batches, row, batch_key(row.request), self.memory)
 
     def _drop_cancelled(self) -> list[Event]:
         events: list[Event] = []
@@ -215,7 +249,8 @@ class Engine:
             logits = model(tokens, spans, select)
         for batch in batches:
             batch.computed()
-        return list(zip(torch.split(logits, sizes), hidden, strict=True))
+        each = [logits] if len(batches) == 1 else torch.split(logits, sizes)
+        return list(zip(each, hidden, strict=True))
 
 
 def _end_to_end(inputs: list[ForwardInput]) -> ForwardInput:

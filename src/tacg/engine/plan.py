@@ -26,6 +26,7 @@ class Plan(NamedTuple):
     spans   spans of all rows, with the branches of a row next to each other
     pack    int64 [N], their tokens as indices into the flat canvas
     offset  int64 [S, K, 1], where position 0 of the answer would be among these tokens, for each branch of a slot
+    at      int64 [S * L], where each position is among these tokens (first branch); only for CPUs, where few are read
     shadow  int64 [S], offset from a position to its shadow; None: there are no shadows
     inside  whether every position of every slot is among the tokens
     """
@@ -33,6 +34,7 @@ class Plan(NamedTuple):
     spans: Spans
     pack: Tensor
     offset: Tensor
+    at: Tensor | None
     shadow: Tensor | None
     inside: bool
 
@@ -69,7 +71,8 @@ class Plan(NamedTuple):
         inside = int((offset + shadow if shadowed else offset).max()) + length <= total
         table = torch.cat([offset.view(-1), shadow.view(-1), *pack]).to(device)  # one upload
         places, lags, tokens = torch.split(table, [offset.numel(), len(rows), total])
-        return cls(spans, tokens, places.view(len(rows), copies, 1), lags if shadowed else None, inside)
+        at = (offset[:, :1] + torch.arange(length)).view(-1) if device.type == "cpu" else None
+        return cls(spans, tokens, places.view(len(rows), copies, 1), at, lags if shadowed else None, inside)
 
     def charge(self, rows: Sequence[Row], spec: ModelSpec) -> None:
         """Count this plan's forwards and positions; each branch is a forward of its row."""

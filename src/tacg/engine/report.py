@@ -31,8 +31,8 @@ class Report(NamedTuple):
     ) -> Report:
         """Pack tensors [S, L] and scalars [S]."""
         more = [] if cut is None else [_bits(cut)]
-        columns = [each[:, None] for each in scalars.values()]
-        return cls(torch.cat([reason, token, _bits(confidence), *columns, *more], dim=1), tuple(scalars))
+        columns = torch.stack(list(scalars.values()), dim=1)
+        return cls(torch.cat([reason, token, _bits(confidence), columns, *more], dim=1), tuple(scalars))
 
     def read(self, length: int) -> HostReport:
         """Copy it to the host."""

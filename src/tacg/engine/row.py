@@ -25,6 +25,8 @@ class Row:
     cache       the row's keys and values, if kept; those up to `cached` never change
     auxiliary   calls of the verifier, which computed `auxiliary_positions`; `draft_cache` holds its keys and values of
                 the draft, up to `drafted`
+    bytes       memory that it takes, as estimated
+    again       it was started before, and made room for others when memory ran out
     forced      positions where the constraint left no choice; `cut`: the probability it removed elsewhere
     """
 
@@ -33,6 +35,8 @@ class Row:
     answer: list[int]
     blocks: tuple[tuple[int, int, int], ...]
     slot: int = -1
+    bytes: int = 0
+    again: bool = False
     steps: int = 0
     forwards: int = 0
     positions: int = 0

@@ -68,6 +68,12 @@ class Network(nn.Module):
         """The device of the weights."""
         return self.table.device
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the keys and values of one position, in all layers."""
+        layers = [each for each in self.modules() if isinstance(getattr(each, "sizes", None), list)]
+        return sum(2 * each.sizes[1] * each.head_dim for each in layers) * self.table.dtype.itemsize  # type: ignore[index, operator]
+
     def placed(self, name: str) -> tuple[str, int | None] | None:
         """Where a tensor of the checkpoint goes: parameter and expert. None: it is not used."""
         return name, None

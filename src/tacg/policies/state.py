@@ -55,7 +55,8 @@ def resized(state: State, fresh: State) -> State:
             larger[name] = resized(value, fresh[name])
         else:
             larger[name] = fresh[name].clone()  # a fresh state may hold the same tensor under two names
-            larger[name][tuple(slice(0, size) for size in value.shape)] = value
+            if value.numel():
+                larger[name][tuple(slice(0, size) for size in value.shape)] = value
     return larger
 
 

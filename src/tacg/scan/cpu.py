@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from tacg.scan.cpu_measures import divergence, entropy, next_to_best, others
-from tacg.scan.reference import SUPPRESSED, at, share
+from tacg.scan.reference import SUPPRESSED, at, share, wide_dtype
 from tacg.scan.wide_rows import CHUNK, WIDE, ScanPiece, chunk_maxima, in_pairs, inside_chunks, kept_buffer, wide_pieces
 
 if TYPE_CHECKING:
@@ -31,25 +31,26 @@ def read(
 ) -> dict[str, Tensor]:  # fmt: skip
     """Like `reference.read`. With a `store`, its EMA is updated in the same pass, while the logits are in the cache.
 
-    `contrast` must then recover the past from it (`beta`).
+    `contrast` must then recover the past from it (`beta`). `least`, one value, is then the lowest logit of all.
     """
     count, size = len(slots), logits.shape[1]
-    kind = torch.promote_types(logits.dtype, torch.float32)
-    chunks = -(-size // CHUNK) if size >= WIDE else 1
-    shares = logits.new_empty(count, chunks, dtype=kind)  # the largest of every chunk
+    if size < WIDE:
+        return _read_narrow(logits, rows, proposal, names, previous, slots, first, store, beta)
+    kind = wide_dtype(logits.dtype)
+    shares = logits.new_empty(count, -(-size // CHUNK), dtype=kind)  # the largest of every chunk
     found = {name: shares.new_empty(count) for name in names & {"entropy", "kl", "others"}}
     own = None if proposal is None else shares.new_empty(count)
-    for piece in _pieces(size, rows, slots, first):
+    least = torch.inf
+    for piece in wide_pieces(size, rows, slots, first):
         z = logits[piece.row]
-        posterior = _buffer("one", z)
-        z = z if z.dtype == kind else _buffer("two", z).copy_(z)
+        posterior = kept_buffer("one", z)
+        z = z if z.dtype == kind else kept_buffer("two", z).copy_(z)
         torch.softmax(z, dim=1, out=posterior)
         if store is not None:
-            _mix(store, piece, _bounded(z), beta)
-        if chunks == 1:
-            torch.amax(posterior, dim=1, out=shares[piece.at, 0])
-        else:
-            chunk_maxima(posterior, shares[piece.at])
+            low = float(z.amin())
+            least = min(least, low)
+            _mix(store, piece, _bounded(z, low), beta)
+        chunk_maxima(posterior, shares[piece.at])
         if own is not None and proposal is not None:
             own[piece.at] = at(posterior, proposal[piece.at])
         if "others" in names:
@@ -59,25 +60,61 @@ def read(
         if previous is not None:
             found["kl"][piece.at] = divergence(z, posterior, shares[piece.at], previous, piece)
         if "entropy" in names:  # last, because z may be in the buffer that it uses
-            found["entropy"][piece.at] = entropy(z, posterior, shares[piece.at], _buffer("two", z))
+            found["entropy"][piece.at] = entropy(z, posterior, shares[piece.at], kept_buffer("two", z))
+    if store is not None:
+        found["least"] = shares.new_tensor(least)
     top, chunk = shares.max(dim=1)
     peak, best = _best(logits, rows, shares, top, chunk)
     found |= {"token": best if proposal is None else proposal, "confidence": top if own is None else own, "peak": peak}
     if names & {"margin", "gap"}:
-        second = next_to_best(logits, rows, shares, top, chunk, peak, best)
-        pair = {"margin": top * (1.0 - second), "gap": -second.log().clamp_min(SUPPRESSED)}
-        found |= {name: values for name, values in pair.items() if name in names}
+        found |= _ahead(names, top, next_to_best(logits, rows, shares, top, peak, best))
     return found
+
+
+def _read_narrow(
+    logits: Tensor, rows: Tensor | None, proposal: Tensor | None, names: frozenset[str], previous: Tensor | None,
+    slots: Tensor, first: Tensor, store: Tensor | None, beta: float,
+) -> dict[str, Tensor]:  # fmt: skip
+    """`read` of narrow rows, all at once: what counts here is the number of operations."""
+    z = logits if rows is None else logits.index_select(0, rows)
+    peak, best = z.max(dim=1)
+    z = z.to(wide_dtype(z.dtype))
+    peak, posterior = peak.to(z.dtype), z.softmax(dim=1)
+    (piece,) = _pieces(z.shape[1], rows, slots, first)
+    top = posterior.amax(dim=1)
+    own = top if proposal is None else at(posterior, proposal)
+    found = {"token": best if proposal is None else proposal, "confidence": own, "peak": peak}
+    if store is not None:
+        found["least"] = z.amin()
+        _mix(store, piece, _bounded(z, float(found["least"])), beta)
+    if "others" in names:
+        found["others"] = others(posterior, own)
+    if previous is not None:
+        found["kl"] = divergence(z, posterior, top[:, None], previous, piece)
+    if "entropy" in names:
+        found["entropy"] = entropy(z, posterior, top[:, None], torch.empty_like(z))
+    if names & {"margin", "gap"}:
+        found |= _ahead(names, top, next_to_best(z, None, top[:, None], top, peak, best))
+    return found
+
+
+def _ahead(names: frozenset[str], top: Tensor, second: Tensor) -> dict[str, Tensor]:
+    """The requested ones of margin and gap, from the largest share and the second relative to it."""
+    pair = {"margin": top * (1.0 - second), "gap": -second.log().clamp_min(SUPPRESSED)}
+    return {name: values for name, values in pair.items() if name in names}
 
 
 def contrast(
     logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, token: Tensor, weight: float,
-    beta: float | None = None, *, fine: bool = False,
+    beta: float | None = None, least: float | None = None, *, fine: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Like `reference.contrast`; `beta` if the reference already includes these logits: past = z + (now - z) / beta."""
-    kind = torch.float64 if fine else torch.promote_types(logits.dtype, torch.float32)
+    """Like `reference.contrast`; `beta` if the reference already includes these logits: past = z + (now - z) / beta.
+
+    least  the lowest of the logits, as far as `read` has found it
+    """
+    kind = torch.float64 if fine else wide_dtype(logits.dtype)
     found = token.new_empty(len(token), dtype=kind)
-    for part, pairs in _together(logits, rows, reference, slots):
+    for part, pairs in _together(logits, rows, reference, slots, least):
         mixed = _buffer("one", logits[: len(token[part])])
         for among, z, past in pairs:
             torch.lerp(z, past, weight if beta is None else weight / beta, out=mixed[among])
@@ -89,7 +126,7 @@ def follow(
     store: Tensor, slots: Tensor, values: Tensor, rows: Tensor, offset: Tensor | None, first: Tensor, beta: float
 ) -> None:
     """Like `reference.follow`, but logits are shifted only if the store is narrow: softmax ignores constants."""
-    wide = torch.promote_types(values.dtype, torch.float32)
+    wide = wide_dtype(values.dtype)
     for piece in _pieces(values.shape[1], rows, slots, first):
         fresh = values[piece.row]
         fresh = fresh if offset is None else _bounded(fresh)
@@ -100,16 +137,17 @@ def follow(
         _mix(store, piece, fresh, beta)
 
 
-def _bounded(z: Tensor) -> Tensor:
-    """Replace values too low to average (in at least float32, if there are any)."""
-    if float(z.amin()) >= SUPPRESSED:  # nearly always true, and takes half the time of clamping
+def _bounded(z: Tensor, least: float | None = None) -> Tensor:
+    """Replace values too low to average (in at least float32, if there are any); `least`: the lowest, if known."""
+    if (float(z.amin()) if least is None else least) >= SUPPRESSED:  # nearly always; clamping takes twice as long
         return z
-    return torch.clamp_min(z.to(torch.promote_types(z.dtype, torch.float32)), SUPPRESSED)
+    return torch.clamp_min(z.to(wide_dtype(z.dtype)), SUPPRESSED)
 
 
 def _mix(store: Tensor, piece: ScanPiece, fresh: Tensor, beta: float) -> None:
     """Advance the EMA of a piece by one step."""
-    old = store[piece.slot]  # in place if it is a view
+    rows = piece.slot if isinstance(piece.slot, torch.Tensor) else None
+    old = store[piece.slot] if rows is None else store.index_select(0, rows)  # in place if it is a view
     if piece.first is True:
         old.copy_(fresh)
     elif piece.first is False and old.dtype == fresh.dtype:
@@ -117,8 +155,8 @@ def _mix(store: Tensor, piece: ScanPiece, fresh: Tensor, beta: float) -> None:
     else:
         mixed = torch.lerp(old.to(fresh.dtype), fresh, 1.0 - beta)
         old.copy_(mixed if piece.first is False else torch.where(piece.first[:, None], fresh, mixed))
-    if not isinstance(piece.slot, slice):
-        store[piece.slot] = old
+    if rows is not None:
+        store.index_copy_(0, rows, old)
 
 
 def _pieces(size: int, rows: Tensor | None, slots: Tensor, first: Tensor) -> Iterator[ScanPiece]:
@@ -133,19 +171,19 @@ def _buffer(name: str, like: Tensor) -> Tensor:
     """A buffer for rows like these, in at least float32: new for narrow rows, reused between calls for wide ones."""
     if like.shape[1] >= WIDE:
         return kept_buffer(name, like)
-    return like.new_empty(like.shape, dtype=torch.promote_types(like.dtype, torch.float32))
+    return like.new_empty(like.shape, dtype=wide_dtype(like.dtype))
 
 
 def _together(
-    logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor
+    logits: Tensor, rows: Tensor, reference: Tensor, slots: Tensor, least: float | None
 ) -> Iterator[tuple[slice, list[tuple[slice, Tensor, Tensor]]]]:
     """Logits and reference of the positions, in groups: the group's slice, and its parts (slice within, z, past)."""
-    kind = torch.promote_types(logits.dtype, torch.float32)
+    kind = wide_dtype(logits.dtype)
     if logits.shape[1] < WIDE:
-        yield slice(0, len(rows)), [(slice(None), _bounded(logits[rows]).to(kind), reference[slots].to(kind))]
+        yield slice(0, len(rows)), [(slice(None), _bounded(logits[rows], least).to(kind), reference[slots].to(kind))]
         return
     for part, pairs in in_pairs(logits, rows, reference, slots):
-        yield part, [(among, _bounded(z).to(kind), past.to(kind)) for among, z, past in pairs]
+        yield part, [(among, _bounded(z, least).to(kind), past.to(kind)) for among, z, past in pairs]
 
 
 def _best(
@@ -153,12 +191,9 @@ def _best(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The largest logit of each row and its first index, [P] each; NaN wins.
 
-    In wide rows it is in the chunk with the largest share, unless another chunk's share is almost equal (or all are
+    It is in the chunk with the largest share, unless another chunk's share is almost equal (or all are
     NaN).
     """
-    if shares.shape[1] == 1:
-        peak, best = (logits if rows is None else logits[rows]).max(dim=1)
-        return peak.to(shares.dtype), best
     inside, start = inside_chunks(logits, rows, chunk)
     peak, best = inside.max(dim=1)
     best += start

@@ -19,11 +19,12 @@ CLOSE = 0.99  # confidence above which 1 - confidence has too few digits left in
 
 
 def next_to_best(
-    logits: Tensor, rows: Tensor | None, shares: Tensor, top: Tensor, chunk: Tensor, peak: Tensor, best: Tensor
+    logits: Tensor, rows: Tensor | None, shares: Tensor, top: Tensor, peak: Tensor, best: Tensor
 ) -> Tensor:
     """The second largest share relative to the largest, [P]: from the best one's own chunk or from all the others."""
     if logits.shape[1] < WIDE:
-        own, inside, start = chunk, logits if rows is None else logits[rows], torch.zeros_like(chunk)
+        own = start = torch.zeros_like(best)
+        inside = logits if rows is None else logits[rows]
     else:
         own = best // CHUNK
         inside, start = inside_chunks(logits, rows, own)
@@ -58,7 +59,7 @@ def divergence(z: Tensor, posterior: Tensor, shares: Tensor, previous: Tensor, p
         torch.sub(z, normalizer[:, None], out=kept).clamp_min_(NOTHING)
     now = _dot(posterior, kept)
     if not isinstance(piece.slot, slice):
-        previous[piece.slot] = kept
+        previous.index_copy_(0, piece.slot, kept)
     return now.sub_(before).clamp_min_(0.0)
 
 

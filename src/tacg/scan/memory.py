@@ -7,6 +7,7 @@ from torch import Tensor
 
 from tacg.errors import TacgError
 from tacg.madvise import hold_in_large_pages, let_go
+from tacg.scan.reference import wide_dtype
 
 WORTHWHILE = 1 << 16  # positions whose history has at least this many bytes are freed one by one
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16, "hidden": torch.float32}
@@ -54,7 +55,7 @@ class Memory:
     def large(self) -> list[Tensor]:
         """Histories on a CPU that are large enough to be freed position by position."""
         stores: list[Tensor | None] = [getattr(self, name) for name in STORES]
-        return [s for s in stores if s is not None and s.device.type == "cpu" and s[0].nbytes >= WORTHWHILE]
+        return [s for s in stores if s is not None and s.is_cpu and s.nbytes >= WORTHWHILE * len(s)]
 
     def release(self, slots: Tensor) -> None:
         """Free the memory of large histories; these trajectories are over."""
@@ -62,16 +63,16 @@ class Memory:
             for slot in slots.tolist():
                 let_go(store[slot])
 
-    @torch.inference_mode(False)
     def store(self, name: str, like: Tensor, *depth: int) -> Tensor:
         """One of `STORES`, created on first use: `depth` rows like those of `like` [P, V or H] per slot."""
         found: Tensor | None = getattr(self, name)
-        if found is None:
-            kind = torch.promote_types(like.dtype, torch.float32)
-            if name == "reference" and self.kind == "bf16":
-                kind = torch.bfloat16
-            found = like.new_empty(self.rows * self.width, *depth, like.shape[1], dtype=kind)
-            setattr(self, name, found)
-            if found.device.type == "cpu":
-                hold_in_large_pages(found)
-        return found
+        return self._create(name, like, *depth) if found is None else found
+
+    @torch.inference_mode(False)
+    def _create(self, name: str, like: Tensor, *depth: int) -> Tensor:
+        kind = torch.bfloat16 if name == "reference" and self.kind == "bf16" else wide_dtype(like.dtype)
+        made = like.new_empty(self.rows * self.width, *depth, like.shape[1], dtype=kind)
+        setattr(self, name, made)
+        if made.device.type == "cpu":
+            hold_in_large_pages(made)
+        return made

@@ -107,9 +107,14 @@ def lowest(dtype: torch.dtype) -> float:
     return max(SUPPRESSED, torch.finfo(dtype).min)
 
 
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type of the arithmetic: at least float32."""
+    return dtype if dtype.itemsize >= 4 else torch.float32
+
+
 def widened(values: Tensor) -> Tensor:
     """The values in at least float32, with -inf replaced by a finite number."""
-    return values.to(torch.promote_types(values.dtype, torch.float32)).clamp_min(SUPPRESSED)
+    return values.to(wide_dtype(values.dtype)).clamp_min(SUPPRESSED)
 
 
 def at(values: Tensor, token: Tensor) -> Tensor:

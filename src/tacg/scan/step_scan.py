@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ import torch
 
 from tacg.errors import TacgError, unknown
 from tacg.scan.histories import add_credit, looked_back, sharpened
-from tacg.scan.reference import from_others, lowest
-from tacg.types import BY_ENGINE, CONTRASTED, LOOKING_BACK, Signals
+from tacg.scan.reference import from_others, lowest, wide_dtype
+from tacg.types import BY_ENGINE, CONTRASTED, LOOKING_BACK, Signals, but_not, reads_are_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,23 +26,22 @@ if TYPE_CHECKING:
 BACKENDS = ("auto", "cpu", "triton", "reference")
 
 
-def backend_for(name: str, logits: Tensor, kind: str) -> Any:
+@functools.cache
+def backend_for(name: str, where: torch.device, dtype: torch.dtype, kind: str) -> Any:
     """The module that scans: as requested, or Triton on a GPU that has it, and the plain one on other devices.
 
     Triton keeps only the EMA of logits; a memory of hidden states is updated with plain operations.
     """
-    device, wide = logits.device.type, logits.dtype == torch.float64
+    device, wide = where.type, dtype == torch.float64
     if name not in BACKENDS:
         raise unknown("scan", name, BACKENDS)
     if name == "auto":
         usable = device == "cuda" and not wide and kind != "hidden" and importlib.util.find_spec("triton") is not None
         name = "triton" if usable else "cpu" if device == "cpu" else "reference"
     if name == "cpu" and device != "cpu":
-        raise TacgError(f"`scan` cpu needs logits on the CPU, got {logits.device}: use auto.")
+        raise TacgError(f"`scan` cpu needs logits on the CPU, got {where}: use auto.")
     if name == "triton" and (wide or kind == "hidden"):
-        raise TacgError(
-            f"`scan` triton follows logits of at most 32 bits, got {logits.dtype}, memory {kind}: use auto."
-        )
+        raise TacgError(f"`scan` triton follows logits of at most 32 bits, got {dtype}, memory {kind}: use auto.")
     try:
         return importlib.import_module(f"tacg.scan.{name}")
     except ImportError as error:
@@ -86,16 +86,15 @@ class StepScan:
         places: Tensor | None = None, slots: Tensor | None = None, exact: bool = True, rows: Tensor | None = None,
         proposal: Tensor | None = None, hidden: Hidden | None = None, backend: str = "auto",
     ) -> None:  # fmt: skip
-        self.logits, self.needs, self.memory = logits.detach(), needs, memory
+        self.logits, self.needs, self.memory = logits.detach() if logits.requires_grad else logits, needs, memory
         self.observed, self.exact, self.places, self.rows = observed, exact, places, rows
         self.slots = slots if slots is not None else self._everywhere() if places is None else places
-        self.first_board = observed & ~seen
-        self.first, self.wanted = (
-            x.reshape(-1) if places is None else x.reshape(-1)[places] for x in (self.first_board, observed)
-        )
+        self.first_board = but_not(observed, seen)
+        self.first = self._at_places(self.first_board)
+        self.sound = False  # whether it is known that all logits are usable
         self.hidden = hidden if memory.kind == "hidden" else None
         self.made: tuple[Tensor, Tensor] | None = None  # positions int64 [C], ascending, and their past logits [C, V]
-        self.backend = backend_for(backend, logits, memory.kind)
+        self.backend = backend_for(backend, logits.device, logits.dtype, memory.kind)
         self.fused = hasattr(self.backend, "scan")
         self.undo = _decay_to_undo(self.backend, needs, memory)
         if not len(self.slots):
@@ -107,13 +106,30 @@ class StepScan:
             self.found = self.backend.scan(self.picked(), self.slots, self.first, self.wanted, proposal, needs, memory)
         else:
             self.found = self._read(proposal)
-            peak = self.found["peak"]
-            usable = (peak > lowest(logits.dtype)) & (peak < torch.inf)  # NaN is neither
-            self.found["confidence"] = self.found["confidence"].masked_fill(~usable, torch.nan)
+            self._mark_unusable()
         if needs.names & set(LOOKING_BACK):
             self.found |= looked_back(self)
         if "sharp" in needs:
             self.found["sharp"] = sharpened(self.logits, self.rows).masked_fill(~self.wanted, 0.0)
+
+    @property
+    def wanted(self) -> Tensor:
+        """bool [P]: which of the positions are observed."""
+        return self._at_places(self.observed)
+
+    def _at_places(self, board: Tensor) -> Tensor:
+        flat = board.reshape(-1)
+        return flat if self.places is None else flat.index_select(0, self.places)
+
+    def _mark_unusable(self) -> None:
+        """Set the confidence of positions with unusable logits to NaN."""
+        peak, least = self.found["peak"], lowest(self.logits.dtype)
+        if reads_are_free(peak):
+            low, high = torch.aminmax(peak)
+            self.sound = float(low) > least and float(high) < torch.inf  # NaN is neither
+        if not self.sound:
+            usable = (peak > least) & (peak < torch.inf)
+            self.found["confidence"] = self.found["confidence"].masked_fill(~usable, torch.nan)
 
     def _everywhere(self) -> Tensor:
         return torch.arange(self.observed.numel(), device=self.observed.device)
@@ -129,15 +145,19 @@ class StepScan:
         everywhere if `eager`.
         """
         names = [name for name in self.found if name not in ("token", "peak")]
-        boards = self.spread(torch.stack([self.found[name] for name in names]))
-        measured = dict(zip(names, boards.unbind(), strict=True))
-        broken = measured["confidence"].isnan().any(dim=1, keepdim=True)
+        if len(names) == 1:
+            measured = {names[0]: self.spread(self.found[names[0]])}
+        else:
+            boards = self.spread(torch.stack([self.found[name] for name in names]))
+            measured = dict(zip(names, boards.unbind(), strict=True))
+        if not self.sound:
+            eligible = but_not(eligible, measured["confidence"].isnan().any(dim=1, keepdim=True))
         lazy = self.needs.contrast is not None and not self.fused
         if lazy and eager:
             measured |= {name: self._measure(self.observed, name) for name in CONTRASTED if name in self.needs}
         return Signals(
             observed=self.observed,
-            eligible=eligible & ~broken,
+            eligible=eligible,
             first=self.first_board,
             token=self.spread(self.found["token"], -1),
             confidence=measured.pop("confidence"),
@@ -152,7 +172,7 @@ class StepScan:
         if places is not None:
             board = values.new_full((*values.shape[:-1], self.observed.numel()), neutral)
             values = board.index_copy_(-1, places, values)
-        board = values.view(*values.shape[:-1], *self.observed.shape)
+        board = values.view((*values.shape[:-1], *self.observed.shape))
         # The fused kernel already writes neutral values there.
         return board if self.exact or self.fused else torch.where(self.observed, board, neutral)
 
@@ -171,6 +191,7 @@ class StepScan:
             found: dict[str, Tensor] = self.backend.read(*asked)
         else:
             found = self.backend.read(*asked, self.memory.store("reference", self.logits), self.undo)
+            self.least = float(found.pop("least"))
         return found
 
     def contrast(self, chosen: Tensor, name: str) -> Tensor:
@@ -179,7 +200,7 @@ class StepScan:
         assert contrast is not None
         token, rows = self.found["token"][chosen], chosen if self.rows is None else self.rows[chosen]
         past, slots = self._past(chosen)
-        undo = () if self.undo is None else (self.undo,)
+        undo = () if self.undo is None else (self.undo, self.least)
         weight = 1.0 if name == "reference" else -contrast.w
         found = self.backend.contrast(self.logits, rows, past, slots, token, weight, *undo, fine=contrast.fine)
         # At a first observation the reference equals the logits, so all three posteriors are the same.
@@ -198,10 +219,15 @@ class StepScan:
             self.made = chosen, self.hidden.logits(states[self.slots[chosen]])
         return self.made[1], torch.searchsorted(self.made[0], chosen)
 
+    @property
+    def follows(self) -> bool:
+        """Whether there is a history left to update once the step is decided."""
+        return self.needs.contrast is not None and not self.fused and self.undo is None and len(self.slots) > 0
+
     def follow(self, kept: Tensor | None = None) -> None:
         """Update the history with this step, where `kept` (bool [P]; None: everywhere)."""
         self.made = None
-        if self.needs.contrast is None or self.fused or self.undo is not None or not len(self.slots):
+        if not self.follows:
             return
         mine = torch.arange(len(self.slots), device=self.slots.device) if kept is None else kept.nonzero().squeeze(1)
         if not len(mine):
@@ -221,6 +247,6 @@ def _decay_to_undo(backend: Any, needs: Needs, memory: Memory) -> float | None:
 
 def _nothing(logits: Tensor, needs: Needs) -> dict[str, Tensor]:
     """The result when no position is observed."""
-    empty = logits.new_zeros(0, dtype=torch.promote_types(logits.dtype, torch.float32))
+    empty = logits.new_zeros(0, dtype=wide_dtype(logits.dtype))
     names = (needs.names - {*BY_ENGINE}) | {"peak", "confidence"}
     return dict.fromkeys(names, empty) | {"token": empty.long()}

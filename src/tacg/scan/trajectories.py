@@ -16,6 +16,7 @@ import torch
 
 from tacg.scan.memory import Memory
 from tacg.scan.step_scan import StepScan
+from tacg.types import but_not
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,12 +61,14 @@ class Trajectories:
         rows  bool [R], the rows that took part in the step (None: all); the others are unchanged
         """
         if self.seen.device.type == "cpu":
-            flat = kept.reshape(-1)
-            mine = flat if scan.places is None else flat[scan.places]
-            scan.follow(mine)
-            if self.memory.large:
+            large = self.memory.large
+            if scan.follows or large:
+                flat = kept.reshape(-1)
+                mine = flat if scan.places is None else flat[scan.places]
+                scan.follow(mine)
+            if large:
                 alike = self.memory.width == kept.shape[1]  # slots equal places, so older ones are found too
-                over = ((self.seen | scan.observed) & ~kept).view(-1).nonzero().squeeze(1)
+                over = but_not(self.seen | scan.observed, kept).view(-1).nonzero().squeeze(1)
                 self.memory.release(over if alike else scan.slots[~mine])
         else:
             scan.follow()  # no synchronization; histories that are not kept are updated too

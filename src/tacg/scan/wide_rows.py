@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tacg.scan.reference import wide_dtype
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -47,7 +49,7 @@ def wide_pieces(size: int, rows: Tensor | None, slots: Tensor, first: Tensor) ->
 def kept_buffer(name: str, like: Tensor) -> Tensor:
     """A buffer for rows like these, in at least float32, reused between calls."""
     rows, size = like.shape
-    kind = torch.promote_types(like.dtype, torch.float32)
+    kind = wide_dtype(like.dtype)
     found: Tensor | None = getattr(_kept, name, None)
     if found is None or found.shape[1] != size or found.dtype != kind:
         with torch.inference_mode(False):  # usable in any mode

@@ -15,12 +15,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tacg.engine.events import Finished, Started
+from tacg.engine.footprint import free_memory, out_of_memory, usable_memory
 from tacg.engine.loop import Engine
 from tacg.errors import TacgError
 from tacg.serve import refusal
 from tacg.serve.job import Done, Job
 from tacg.serve.refusal import Refusal
-from tacg.serve.trouble import DeviceLostError, check_device, free_memory, out_of_memory, repeats
+from tacg.serve.trouble import DeviceLostError, check_device, repeats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from tacg.types import Output
 
 log = logging.getLogger("tacg.serve")
+GIB = 1 << 30
 
 
 class Batcher:
@@ -40,15 +42,20 @@ class Batcher:
 
     def __init__(self, llm: LLM, limits: Limits, metrics: Metrics) -> None:
         self._llm, self._limits, self._metrics = llm, limits, metrics
+        self._memory = int(limits.memory * GIB) or usable_memory(llm.model.device)
         self._changed = threading.Condition()
         self._waiting: deque[Job] = deque()
         # Each engine with its rows. The first is the batch; the others hold one row each, after a failed step.
-        self._engines: dict[Engine, dict[int, Job]] = {Engine(llm.model, limits.rows, llm.verifier): {}}
+        self._engines: dict[Engine, dict[int, Job]] = {self._engine(): {}}
         self._room, self._well = limits.rows, 0  # rows known to fit into memory; rows finished since then
         self._draining = self._stopped = False
         self.failure = ""  # why this batcher can never decode again
         self._usual = 1.0  # moving average of a job's duration in seconds
         self._thread = threading.Thread(target=self._run, name="tacg-batcher", daemon=True)
+
+    def _engine(self) -> Engine:
+        """An engine for the batch."""
+        return Engine(self._llm.model, self._limits.rows, self._llm.verifier, self._memory)
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
@@ -254,7 +261,7 @@ class Batcher:
         row, preferably one of which the client has seen nothing.
         """
         self._metrics.add("tacg_memory_shortages_total")
-        free_memory(self._llm.model)
+        free_memory(self._llm.model.device)
         if not lost:
             running = [(each, row, job) for each, jobs in self._engines.items() for row, job in jobs.items()]
             if not running:  # every row has ended already
@@ -307,11 +314,7 @@ class Batcher:
         with self._changed:
             first = next(iter(self._engines))
             kept = {each: rows for each, rows in self._engines.items() if lost or each is not engine}
-            fresh = (
-                {Engine(self._llm.model, self._limits.rows, self._llm.verifier): dict[int, Job]()}
-                if first not in kept
-                else {}
-            )
+            fresh = {self._engine(): dict[int, Job]()} if first not in kept else {}
             self._engines = fresh | kept | alone
 
     def _may_restart(self, job: Job) -> bool:

@@ -12,6 +12,7 @@ class Limits:
     """Requests beyond a limit are refused with a message that names it.
 
     rows            rows decoded together
+    memory          GiB that these may take, as estimated (`tacg.engine.footprint`); 0: what the device has to spare
     queue           rows that may wait for a place; more are refused with 429
     answers         rows of one request: `n` times its prompts
     prompt_tokens   tokens of one prompt
@@ -26,6 +27,7 @@ class Limits:
     """
 
     rows: int = 32
+    memory: float = 0.0
     queue: int = 128
     answers: int = 16
     prompt_tokens: int = 4096
@@ -45,7 +47,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            least = 0 if each.name in ("queue", "grace") else 1 if each.type == "int" else 0.001
+            least = 0 if each.name in ("queue", "grace", "memory") else 1 if each.type == "int" else 0.001
             if getattr(self, each.name) < least:
                 raise TacgError(f"`{each.name}` must be >= {least}, got {getattr(self, each.name)}.")
         object.__setattr__(self, "answers", min(self.answers, self.rows + self.queue))  # more would never be admitted

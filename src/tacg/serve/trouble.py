@@ -1,4 +1,4 @@
-"""Classify the error of a failed step: no memory, a lost device, or a bug in a model or policy."""
+"""Classify the error of a failed step: a lost device, or a bug in a model or policy (no memory: see the engine)."""
 
 from __future__ import annotations
 
@@ -6,22 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tacg.engine.footprint import out_of_memory
+
 if TYPE_CHECKING:
     from tacg.models.base import Denoiser
-
-# torch has an exception type for accelerator memory; for the CPU and libraries there are only messages.
-NO_MEMORY = ("not enough memory", "can't allocate memory", "out of memory", "ALLOC_FAILED")
 
 
 class DeviceLostError(Exception):
     """The device no longer answers any call, for example after an illegal access or an assertion in a CUDA kernel."""
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether the step failed for lack of memory, so that fewer rows may succeed."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in NO_MEMORY)
 
 
 def check_device(model: Denoiser) -> None:
@@ -31,12 +23,6 @@ def check_device(model: Denoiser) -> None:
     except Exception as error:
         if not out_of_memory(error):
             raise DeviceLostError(str(error).partition("\n")[0]) from error
-
-
-def free_memory(model: Denoiser) -> None:
-    """Return memory that torch has cached."""
-    if torch.device(model.device).type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def repeats(model: Denoiser) -> bool:
