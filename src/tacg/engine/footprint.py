@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from tacg.cache import block_edge, resolve_mode
+from tacg.cache import resolve_mode
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -55,7 +55,7 @@ def footprint(request: Request, model: Denoiser) -> Footprint:
     cache = 0
     if resolve_mode(decode.cache, decode.observe, spec, needs) != "none":
         length = len(request.prompt) + answer
-        length = length if spec.causal_block is None else block_edge(length, spec.causal_block)
+        length = length if spec.causal_block is None else spec.block_edge(length, spec.padding(len(request.prompt)))
         cache = length * getattr(model, "kept_bytes", 0)
     history = _history(needs, decode.memory, spec.vocab_size, width)
     return Footprint(cache, view * history, view * max(1, needs.branches) * spec.vocab_size * kind.itemsize)

@@ -286,16 +286,22 @@ class Race:
         return [self.finalists[place] for place in order]
 
     def _next(self, end: float) -> int:
-        """Keep the most likely; returns how many more problems fit into this round's share of the time left."""
-        keep = self.ranked()[: max(-(-len(self.finalists) // GROWTH), FINALISTS)]
-        rounds = 1 + math.ceil(max(0.0, math.log(len(keep) / FINALISTS, GROWTH)))
-        time_for = self.jobs * (end - self.clock()) / rounds / max(sum(each.pace for each in keep), 1e-9)
-        rest = self.problems.most - self.seen
-        size = min(int(time_for), rest)
-        if size < max(1, min(FIRST // GROWTH, rest)):
-            return 0
-        self.finalists = keep
-        return size
+        """Keep the most likely; returns how many more problems fit into this round's share of the time left.
+
+        If half of them could see only a few, fewer are kept. 0: there is no time even for the last ones.
+        """
+        ranked, rest = self.ranked(), self.problems.most - self.seen
+        kept = len(ranked)
+        while True:
+            kept = min(len(ranked), max(-(-kept // GROWTH), FINALISTS))
+            rounds = 1 + math.ceil(max(0.0, math.log(kept / FINALISTS, GROWTH)))
+            pace = max(sum(each.pace for each in ranked[:kept]), 1e-9)
+            size = min(int(self.jobs * (end - self.clock()) / rounds / pace), rest)
+            if size >= max(1, min(FIRST // GROWTH, rest)):
+                self.finalists = ranked[:kept]
+                return size
+            if kept <= FINALISTS:
+                return 0
 
 
 def chances(candidates: Sequence[Candidate], give: float, rounds: int = 2000) -> NDArray[np.float64]:
