@@ -162,6 +162,16 @@ def test_the_budget_holds_and_what_had_no_time_is_said() -> None:
     assert [each.spec for each in it.untried] == ["fast"]
 
 
+def test_little_time_goes_to_few_settings() -> None:
+    """Half of them could see only seven more problems each; a quarter can see more."""
+    world = World({f"{n}": (0.9, 50) for n in range(40)})
+    it, _ = race(world, 700)
+    assert not it.untried
+    assert it.seen > FIRST
+    assert len(it.finalists) < 20
+    assert world.now < 700
+
+
 def test_what_is_faster_than_hopeless_is_not_tried() -> None:
     """A decoder that is far off at a careful value is not asked to hurry."""
     world = World({"good": (0.9, 20), "bad": (0.3, 20)})
