@@ -229,6 +229,7 @@ class StepScan:
         self.made = None
         if not self.follows:
             return
+        assert self.needs.contrast is not None
         mine = torch.arange(len(self.slots), device=self.slots.device) if kept is None else kept.nonzero().squeeze(1)
         if not len(mine):
             return
