@@ -72,7 +72,8 @@ class Network(nn.Module):
     def kept_bytes(self) -> int:
         """Bytes of the keys and values of one position, in all layers."""
         layers: list[Any] = [each for each in self.modules() if isinstance(getattr(each, "sizes", None), list)]
-        return self.table.dtype.itemsize * sum(2 * each.sizes[1] * each.head_dim for each in layers)
+        values: int = sum(2 * each.sizes[1] * each.head_dim for each in layers)
+        return self.table.dtype.itemsize * values
 
     def placed(self, name: str) -> tuple[str, int | None] | None:
         """Where a tensor of the checkpoint goes: parameter and expert. None: it is not used."""
