@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 Found = TypeVar("Found")
 
 # Tried by default: there is no time to compare forty decoders, each with six values of its main knob.
-# Picked by hand from early rows and small trials on pocket; `schedule` shows how good answers can be.
-SHORT_LIST = ("confidence", "tacg", "eb", "d3llm", "lopa", "frechet", "hierarchy", "credit", "apd", "schedule")
+# Picked by hand from the arena's rows on pocket; `schedule` shows how good answers can be.
+SHORT_LIST = ("confidence", "tacg", "eb", "d3llm", "lopa", "frechet", "wino", "credit", "apd", "schedule")
 FIRST, GROWTH = 16, 2  # problems of the first round; each round keeps one candidate in this many
 NEAR = 0.1  # extra steps that make no difference, as a fraction
 FAR = 0.25  # if a value is this far below the best, faster values of the same decoder are not tried
