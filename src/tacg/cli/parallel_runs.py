@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -107,7 +108,16 @@ _made: list[object] = []  # in a worker: what it made
 
 
 def _begin(make: Callable[[], object]) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _made.append(make())
+
+
+def _end_with_parent() -> None:
+    """A worker waits for calls forever, also when the process that sends them was killed."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _answer(name: str, words: Sequence[Any]) -> Any:
