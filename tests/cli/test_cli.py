@@ -29,7 +29,7 @@ def test_generate_prints_the_answer_and_what_it_cost() -> None:
     assert done.returncode == 0
     assert len(done.stdout.strip("\n")) > 0
     assert "tokens per forward" in done.stderr
-    assert "random weights" in done.stderr, "nobody should mistake noise for an answer"
+    assert "untrained weights" in done.stderr, "nobody should mistake noise for an answer"
 
 
 def test_generate_holds_answers_to_what_is_asked(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_automata_are_smallest_and_do_not_grow_with_what_searching_would_need() 
         ({"regex": "(?:(?:a{999}){999}){999}"}, "more than 4096 states"),
         ({"regex": 3}, "`regex` must be a text"),
         ({"choices": []}, "`choices` must be a non-empty list"),
-        ({"choices": ["a", ""]}, "not empty"),
+        ({"choices": ["a", ""]}, "non-empty"),
         ({"choices": ["a"], "regex": "a"}, "one of schema, regex, choices"),
         ({"schema": "x"}, "`schema` must be a JSON schema"),
         ({"schema": {"type": "string", "pattern": "a"}}, "uses pattern"),

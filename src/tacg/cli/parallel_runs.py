@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -104,12 +105,12 @@ class Workers:
         self._pool.shutdown(cancel_futures=True)
 
 
-_made: list[object] = []  # in a worker: what it made
+_object: list[Callable[[], object]] = []  # in a worker: how to get its object, which is made once
 
 
 def _begin(make: Callable[[], object]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _made.append(make())
+    _object.append(functools.cache(make))  # made in the first call, which can say what is wrong
 
 
 def _end_with_parent() -> None:
@@ -121,7 +122,7 @@ def _end_with_parent() -> None:
 
 
 def _answer(name: str, words: Sequence[Any]) -> Any:
-    found = getattr(_made[0], name)
+    found = getattr(_object[0](), name)
     return found(*words) if callable(found) else found
 
 

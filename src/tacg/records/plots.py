@@ -45,12 +45,18 @@ def draw_frontier(rows: Sequence[ResultRow], path: Path) -> Path:
             panel.plot([row["tpf"] for row in mine], [100 * row["accuracy"] for row in mine], color=look["color"])
             for row in mine:
                 _point(panel, row, look, spec if row is mine[0] else None)
+                value = row.get("x", row["settings"].get("threshold", ""))  # what was varied, otherwise the threshold
                 panel.annotate(
-                    str(row["x"]), (row["tpf"], 100 * row["accuracy"]), (3, 3), textcoords="offset points",
+                    str(value), (row["tpf"], 100 * row["accuracy"]), (3, 3), textcoords="offset points",
                     fontsize=5, color=look["color"],
                 )  # fmt: skip
         panel.set(title=task, xlabel="tokens per forward", ylabel="accuracy, %")
-    return save(figure, panels, path, f"{_about(rows)}, 95 % intervals\nat each point: {symbol(rows[0]['x_name'])}")
+    return save(
+        figure,
+        panels,
+        path,
+        f"{_about(rows)}, 95 % intervals\nat each point: {symbol(rows[0].get('x_name', 'threshold'))}",
+    )
 
 
 @styled
