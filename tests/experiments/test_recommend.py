@@ -252,7 +252,7 @@ def test_the_command_line_recommends_with_and_without_labels(tmp_path: Path) -> 
     for more in (
         ["-t", "pocket-sudoku", "--jobs", "2"],
         ["-t", "pocket-sudoku", "--no-labels", "--jobs", "1"],
-        ["--prompts", f"{tmp_path}/mine.txt", "--jobs", "3"],
+        ["--prompts", f"{tmp_path}/mine.txt", "--jobs", "1"],
     ):
         done = subprocess.run([*words, *more], capture_output=True, text=True, timeout=300, check=True)
         found = json.loads(done.stdout.splitlines()[-1])

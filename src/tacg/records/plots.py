@@ -45,7 +45,7 @@ def draw_frontier(rows: Sequence[ResultRow], path: Path) -> Path:
             panel.plot([row["tpf"] for row in mine], [100 * row["accuracy"] for row in mine], color=look["color"])
             for row in mine:
                 _point(panel, row, look, spec if row is mine[0] else None)
-                value = row.get("x", row["settings"].get("threshold", ""))  # what was varied, otherwise the threshold
+                value = row["x"] if "x" in row else row["settings"].get("threshold", "")
                 panel.annotate(
                     str(value), (row["tpf"], 100 * row["accuracy"]), (3, 3), textcoords="offset points",
                     fontsize=5, color=look["color"],
