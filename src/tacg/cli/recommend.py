@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from dataclasses import dataclass
@@ -80,7 +81,9 @@ def main(
     batch_size: BatchSize = 32,
     jobs: Annotated[
         int | None,
-        typer.Option(help="Processes, each with the model; default: one per core for a built-in model, else 1.", min=1),
+        typer.Option(
+            help="Number of processes, each with the model; default: one per core if built in, otherwise 1.", min=1
+        ),
     ] = None,
     out: Out = Path("runs/recommend"),
     as_json: Json = False,
@@ -110,16 +113,11 @@ def main(
         model, {"dtype": dtype, "device": device, "verifier": verifier, "quantize": quantize},
     )  # fmt: skip
     jobs = jobs or (os.cpu_count() or 1 if model in BUILT_IN and device == "cpu" else 1)
-    with progress("recommending", None) as tick:
-        if jobs == 1:
-            race = Race(made(tick=tick), give, 60 * minutes)
-            chosen = race.run(candidates)
-            rows = shown(race, chosen, fixed)
-        else:
-            with Workers(made, jobs) as workers:
-                race = Race(Apart(workers, tick), give, 60 * minutes, jobs=jobs)
-                chosen = race.run(candidates)
-                rows = shown(race, chosen, fixed)
+    with progress("recommending", None) as tick, contextlib.ExitStack() as stack:
+        problems = made(tick=tick) if jobs == 1 else Apart(stack.enter_context(Workers(made, jobs)), tick)
+        race = Race(problems, give, 60 * minutes, jobs=jobs)
+        chosen = race.run(candidates)
+        rows = shown(race, chosen, fixed)
     goal = "accuracy" if graded else "agreement with one token per step"
     rule = f"the fewest steps at most {100 * give:g} points below the best"
     tried, (quality, steps) = len(candidates) - len(race.untried) - len(race.hopeless), chosen.means
