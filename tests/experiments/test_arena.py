@@ -177,7 +177,7 @@ def test_points_are_compared_on_the_problems_that_all_have_seen() -> None:
     assert (cut["forwards"], cut["tpf"]) == (50 * 45, pytest.approx(96 / 45))
     plain = defaults([*ROWS[:3], whole, ahead])
     assert [(row["spec"], row["n"], "base" in row) for row in plain] == [
-        ("schedule", 200, False), ("lookum", 200, True), ("confidence", 100, False),
+            ("schedule", 200, False), ("confidence", 100, False), ("lookum", 200, True),
     ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from tacg.errors import TacgError
 from tacg.experiments import grid
 from tacg.experiments.arena import decoders
 from tacg.experiments.recommend import (
+    COSTS,
     FINALISTS,
     FIRST,
     SHORT_LIST,
@@ -53,8 +54,8 @@ class World:
         self.asked.append((candidate.spec, n, skip))
         hard = np.random.default_rng(0).random(2000)[skip : skip + n]  # the same problems are hard for all
         return {
-            "item_quality": [float(each < right) for each in hard], "item_steps": [steps] * n, "n": n,
-            "steps": float(steps), "seconds": 0.01 * n * steps,
+            "item_quality": [float(each < right) for each in hard], "item_forwards": [steps] * n, "n": n,
+            "seconds": 0.01 * n * steps,
         }  # fmt: skip
 
     def unseen(self, candidate: Candidate, n: int, seen: int) -> dict[str, Any]:
@@ -74,7 +75,7 @@ def race(world: World, budget: float, specs: list[str] | None = None) -> tuple[R
     )
 
 
-def test_it_finds_the_fewest_steps_that_are_nearly_as_good() -> None:
+def test_it_finds_the_fewest_forwards_that_are_nearly_as_good() -> None:
     world = World(FRONTIER)
     it, chosen = race(world, 3000)
     assert chosen.spec == "sought"
@@ -88,7 +89,7 @@ def test_it_finds_the_fewest_steps_that_are_nearly_as_good() -> None:
     assert min(seen.values()) == FIRST
     rows = shown(it, chosen, {})
     assert evidence(it, "").lines[0][0] == "sought"
-    assert unseen_table(rows).lines[0][0] == "sought"
+    assert unseen_table(rows, it.cost).lines[0][0] == "sought"
 
 
 # Steps and accuracy of confidence on pocket at six thresholds, from 1,000 problems, and the best that any decoder does.
@@ -130,7 +131,7 @@ class Replay(World):
         seconds = 0.007 * steps * (n + 4 * -(-n // 32))
         self.now += seconds
         marks = (luck[skip : skip + n] < NormalDist().inv_cdf(right)).astype(float).tolist()
-        return {"item_quality": marks, "item_steps": [steps] * n, "seconds": seconds}
+        return {"item_quality": marks, "item_forwards": [steps] * n, "seconds": seconds}
 
     def met(self, chosen: Candidate) -> bool:
         """Within 2 points and 10 % of the steps of what is sought, in truth."""
@@ -264,3 +265,15 @@ def test_the_command_line_recommends_with_and_without_labels(tmp_path: Path) -> 
     done = subprocess.run([TACG, "recommend"], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2
     assert "recommend for: --task or --prompts" in done.stderr
+
+
+def test_looking_ahead_is_paid_for_unless_steps_are_asked_for(llm: tacg.LLM) -> None:
+    """One step of `lopa` is several forwards: it saves steps, not forwards."""
+    lengths, prompts = {"gen_length": 8, "block_length": 8}, [f"Say {n}" for n in range(6)]
+    paid = {}
+    for cost in COSTS:
+        race = Race(Agreeing(llm, prompts, lengths, Ledger()), 1.0, 60, cost=cost)
+        ahead = Candidate("lopa", {"threshold": 0.99}, "lopa")
+        race.run([ahead])
+        paid[cost] = ahead.means[1]
+    assert paid["steps"] < paid["forwards"] < paid["positions"]

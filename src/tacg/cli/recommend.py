@@ -38,7 +38,7 @@ from tacg.cli.common import (
 )
 from tacg.cli.parallel_runs import Workers
 from tacg.cli.shown import print_json, progress, show_tables
-from tacg.errors import TacgError
+from tacg.errors import TacgError, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -74,6 +74,7 @@ def main(
     cache: CacheMode = None,
     minutes: Annotated[float, typer.Option(help="Time budget.", min=0)] = 9.0,
     give: Annotated[float, typer.Option(help="Quality to give up for speed, as a fraction.", min=0, max=1)] = 0.02,
+    cost: Annotated[str, typer.Option(help="What to save: forwards, steps or positions.")] = "forwards",
     policy: Annotated[
         list[str] | None, policy_option("Policy to try; repeatable; default: a short list; all: every decoder.")
     ] = None,
@@ -93,13 +94,15 @@ def main(
     Without labels, quality is agreement with one token per step. Knobs given with --set keep their value.
     """
     from tacg.experiments.arena import decoders
-    from tacg.experiments.recommend import NEAR, SHORT_LIST, Race, candidates_of, evidence, shown, unseen_table
+    from tacg.experiments.recommend import COSTS, NEAR, SHORT_LIST, Race, candidates_of, evidence, shown, unseen_table
     from tacg.experiments.tune import write_preset
     from tacg.models.loading import BUILT_IN
     from tacg.policies import get_policy
 
     if (task is None) == (prompts is None):
         raise TacgError("Give a task or prompts to recommend for: --task or --prompts.")
+    if cost not in COSTS:
+        raise unknown("cost", cost, COSTS)
     graded = labels and prompts is None
     named = decoders() if policy == ["all"] else policy or SHORT_LIST
     specs = list(dict.fromkeys(get_policy(each).label for each in named))
@@ -115,28 +118,28 @@ def main(
     jobs = jobs or (os.cpu_count() or 1 if model in BUILT_IN and device == "cpu" else 1)
     with progress("recommending", None) as tick, contextlib.ExitStack() as stack:
         problems = made(tick=tick) if jobs == 1 else Apart(stack.enter_context(Workers(made, jobs)), tick)
-        race = Race(problems, give, 60 * minutes, jobs=jobs)
+        race = Race(problems, give, 60 * minutes, jobs=jobs, cost=cost)
         chosen = race.run(candidates)
         rows = shown(race, chosen, fixed)
     goal = "accuracy" if graded else "agreement with one token per step"
-    rule = f"the fewest steps at most {100 * give:g} points below the best"
-    tried, (quality, steps) = len(candidates) - len(race.untried) - len(race.hopeless), chosen.means
+    rule = f"the fewest {cost} at most {100 * give:g} points below the best"
+    tried, (quality, paid) = len(candidates) - len(race.untried) - len(race.hopeless), chosen.means
     about = (
-        f"tacg recommend: {what}, model {model}, {rule} of {tried} settings; {goal} {quality:.4f}, {steps:.1f} steps "
+        f"tacg recommend: {what}, model {model}, {rule} of {tried} settings; {goal} {quality:.4f}, {paid:.1f} {cost} "
     )
     about += f"on {race.seen} problems, seed {seed}"
     preset = write_preset(out / f"{what}{'' if graded else '.no-labels'}.toml", chosen.spec, chosen.settings, about)
     if as_json:
         print_json({
-            "decoder": chosen.spec, "settings": chosen.settings, "quality": quality, "steps": steps,
+            "decoder": chosen.spec, "settings": chosen.settings, "quality": quality, cost: paid,
             "n": race.seen, "tried": tried, "untried": len(race.untried), "hopeless": len(race.hopeless),
             "refused": race.refused, "preset": str(preset),
-            "unseen": [{name: each[name] for name in ("name", "n", "quality", "steps")} for each in rows],
+            "unseen": [{name: each[name] for name in ("name", "n", "quality", cost)} for each in rows],
         })  # fmt: skip
     else:
         title = f"{what} · sought: {rule} of {tried} settings · {race.seen} problems · quality: {goal}"
-        note = f"as good: at most {100 * give:g} points worse than what is sought, at most {100 * NEAR:g} % more steps"
-        show_tables([evidence(race, title), unseen_table(rows)], note)
+        note = f"as good: at most {100 * give:g} points worse than what is sought, at most {100 * NEAR:g} % more {cost}"
+        show_tables([evidence(race, title), unseen_table(rows, cost)], note)
         typer.echo(f"Use {chosen.name}.")
     for spec, reason in race.refused.items():
         typer.secho(f"left out: {spec}: {reason}", fg="yellow", err=True)

@@ -219,7 +219,7 @@ def _areas(rows: Sequence[ResultRow], careful: ResultRow | None) -> dict[str, fl
 def best_points(rows: Sequence[ResultRow], give: float) -> list[ResultRow]:
     """The point to use of each decoder on one task, the best decoder first.
 
-    It is the one with the fewest steps among those at most `give` below the best accuracy of all decoders. Those that
+    It is the one with the fewest forwards among those at most `give` below the best accuracy of all decoders. Those that
     never reach that accuracy come last, each with its most accurate point.
     """
     bar = max(row["accuracy"] for row in rows) - give
@@ -227,20 +227,20 @@ def best_points(rows: Sequence[ResultRow], give: float) -> list[ResultRow]:
     for spec in dict.fromkeys(row["spec"] for row in rows):
         mine = [row for row in rows if row["spec"] == spec]
         good = [row for row in mine if row["accuracy"] >= bar]
-        found.append(min(good, key=_fewest_steps) if good else min(mine, key=_most_accurate))
+        found.append(min(good, key=_fewest_forwards) if good else min(mine, key=_most_accurate))
     return sorted(found, key=lambda row: (row["accuracy"] < bar, *_order(row, bar)))
 
 
 def _order(row: ResultRow, bar: float) -> tuple[float, float]:
-    return _fewest_steps(row) if row["accuracy"] >= bar else _most_accurate(row)
+    return _fewest_forwards(row) if row["accuracy"] >= bar else _most_accurate(row)
 
 
-def _fewest_steps(row: ResultRow) -> tuple[float, float]:
-    return row["steps"], -row["accuracy"]
+def _fewest_forwards(row: ResultRow) -> tuple[float, float]:
+    return row["forwards"] / row["n"], -row["accuracy"]
 
 
 def _most_accurate(row: ResultRow) -> tuple[float, float]:
-    return -row["accuracy"], row["steps"]
+    return -row["accuracy"], row["forwards"] / row["n"]
 
 
 def against_default(rows: Sequence[ResultRow], points: Sequence[ResultRow]) -> list[Mapping[str, ResultRow]]:

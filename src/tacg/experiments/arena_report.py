@@ -25,7 +25,7 @@ that the model computed. Auxiliary forwards are those of a second, smaller model
 counted. Tokens per second are per second of processor time on one core; empty where only wall time was measured."""
 DEFAULTS = """- **Defaults.** Every decoder with its default knobs, the most accurate first. Δ: difference to
   `{careful}` with one token per step, paired by problem."""
-BEST = """- **Which decoder?** The best setting of each decoder: the fewest steps among those at most {give:g} points
+BEST = """- **Which decoder?** The best setting of each decoder: the fewest forwards among those at most {give:g} points
   below the best accuracy of all decoders. Decoders that never reach that follow, each with its most accurate setting.
   Settings were chosen on the same problems that they are shown on, so the top of the table is slightly optimistic;
   `tacg recommend` chooses on other problems. AUP: the area under accuracy over TPF of the whole curve (d3LLM). This

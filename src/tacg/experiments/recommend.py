@@ -1,7 +1,8 @@
 """Which decoder, with which knobs, for this model and these problems? Many candidates on few problems, few on many.
 
-The goal is the candidate with the fewest steps among those whose quality is at most `give` below the best. Quality is
-accuracy, or without labels agreement with one token per step. Successive halving: after each round, the candidates that
+The goal is the cheapest candidate among those whose quality is at most `give` below the best. Quality is accuracy, or
+without labels agreement with one token per step. The cost is the number of forwards: a decoder that looks ahead needs
+fewer steps, but several forwards for each. Successive halving: after each round, the candidates that
 most likely meet the goal go on to more problems, and every round gets the same time. All candidates get the same
 problems, and the winner is then measured on others.
 """
@@ -42,9 +43,11 @@ Found = TypeVar("Found")
 
 # Tried by default: there is no time to compare forty decoders, each with six values of its main knob.
 # Picked by hand from the arena's rows on pocket; `schedule` shows how good answers can be.
-SHORT_LIST = ("confidence", "tacg", "eb", "d3llm", "lopa", "frechet", "wino", "credit", "apd", "schedule")
+# `apd` is not among them, because it needs a second model, whose forwards are not counted.
+SHORT_LIST = ("confidence", "tacg", "eb", "d3llm", "entropy", "frechet", "wino", "credit", "auto", "schedule")
+COSTS = ("forwards", "steps", "positions")
 FIRST, GROWTH = 16, 2  # problems of the first round; each round keeps one candidate in this many
-NEAR = 0.1  # extra steps that make no difference, as a fraction
+NEAR = 0.1  # extra cost that makes no difference, as a fraction
 FAR = 0.25  # if a value is this far below the best, faster values of the same decoder are not tried
 FINALISTS = 3
 OPENING = 0.5  # share of the budget for the first round, which tries everything
@@ -54,7 +57,7 @@ MOST = 1000  # problems for choosing, and for the final figures
 
 @dataclass
 class Candidate:
-    """A decoder with its knobs, and its results so far: quality and steps, problem by problem.
+    """A decoder with its knobs, and its results so far: quality and cost, problem by problem.
 
     place  index of its value on the decoder's frontier, from fast to careful
     """
@@ -63,19 +66,19 @@ class Candidate:
     settings: dict[str, Any]
     name: str
     quality: list[float] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
+    cost: list[int] = field(default_factory=list)
     seconds: float = 0.0
     place: int = 0
 
     @property
     def pace(self) -> float:
         """Seconds per problem."""
-        return self.seconds / max(len(self.steps), 1)
+        return self.seconds / max(len(self.cost), 1)
 
     @property
     def means(self) -> tuple[float, float]:
-        """Quality and steps."""
-        return float(np.mean(self.quality)), float(np.mean(self.steps))
+        """Quality and cost."""
+        return float(np.mean(self.quality)), float(np.mean(self.cost))
 
 
 class Problems(Protocol):
@@ -87,7 +90,7 @@ class Problems(Protocol):
         ...
 
     def attempt(self, candidate: Candidate, n: int, skip: int) -> ResultRow:
-        """Decode `n` problems after the first `skip`: a row with item_quality, item_steps and seconds."""
+        """Decode `n` problems after the first `skip`: a row with item_quality, the costs of each problem and seconds."""
         ...
 
     def unseen(self, candidate: Candidate, n: int, seen: int) -> ResultRow:
@@ -211,6 +214,7 @@ class Race:
     untried    those that the budget had no time for
     hopeless   those that were not tried because a more careful value of the same decoder was far below the best
     refused    why decoders cannot run on this model, by name
+    cost       what is counted, one of `COSTS`
     jobs       candidates that are tried at the same time; `problems` must allow that
     """
 
@@ -219,6 +223,7 @@ class Race:
     budget: float
     clock: Callable[[], float] = time.monotonic
     jobs: int = 1
+    cost: str = COSTS[0]
     finalists: list[Candidate] = field(default_factory=list)
     untried: list[Candidate] = field(default_factory=list)
     hopeless: list[Candidate] = field(default_factory=list)
@@ -275,7 +280,7 @@ class Race:
             self.refused[candidate.spec] = str(error)
             return False
         candidate.quality += row["item_quality"]
-        candidate.steps += row["item_steps"]
+        candidate.cost += row[f"item_{self.cost}"]
         candidate.seconds += row["seconds"]
         return True
 
@@ -305,22 +310,22 @@ class Race:
 
 
 def chances(candidates: Sequence[Candidate], give: float, rounds: int = 2000) -> NDArray[np.float64]:
-    """How likely each candidate meets the goal: at most `give` worse, with at most a fraction `NEAR` more steps.
+    """How likely each candidate meets the goal: at most `give` worse, at a cost at most a fraction `NEAR` higher.
 
     All were run on the same problems. A Bayesian bootstrap: problems get random weights, the same for all candidates,
     so only problems on which they differ count. (Independent noise would make the best of many look too good.) Being
     close is enough, because among neighbours on a frontier none is ever likely to be the single best.
     """
     quality = np.array([each.quality for each in candidates])
-    steps = np.array([each.steps for each in candidates], dtype=np.float64)
+    cost = np.array([each.cost for each in candidates], dtype=np.float64)
     rng = np.random.default_rng(0)
     weights = rng.exponential(size=(rounds, quality.shape[1]))
     weights /= weights.sum(axis=1, keepdims=True)
-    drawn, pace = weights @ quality.T, weights @ steps.T
-    sought = np.where(drawn >= drawn.max(axis=1, keepdims=True) - give, pace, np.inf).argmin(axis=1, keepdims=True)
+    drawn, paid = weights @ quality.T, weights @ cost.T
+    sought = np.where(drawn >= drawn.max(axis=1, keepdims=True) - give, paid, np.inf).argmin(axis=1, keepdims=True)
     as_good = drawn >= np.take_along_axis(drawn, sought, axis=1) - give
-    as_fast = pace <= np.take_along_axis(pace, sought, axis=1) * (1 + NEAR)
-    found: NDArray[np.float64] = (as_good & as_fast).mean(axis=0)
+    as_cheap = paid <= np.take_along_axis(paid, sought, axis=1) * (1 + NEAR)
+    found: NDArray[np.float64] = (as_good & as_cheap).mean(axis=0)
     return found
 
 
@@ -336,19 +341,22 @@ def shown(race: Race, chosen: Candidate, fixed: Mapping[str, Any]) -> list[Resul
     same = chosen.spec == DEFAULT_BASE and own | chosen.settings == own  # then it is decoded once
     rows = race.each(lambda each: race.problems.unseen(each, n, race.seen), (chosen,) if same else (chosen, usual))
     rows = [rows[0] | {"name": chosen.name}, rows[-1] | {"name": usual.name}]
-    return [row | {"quality": float(np.mean(row["item_quality"]))} for row in rows]
+    return [
+        row | {"quality": float(np.mean(row["item_quality"])), race.cost: float(np.mean(row[f"item_{race.cost}"]))}
+        for row in rows
+    ]
 
 
-def unseen_table(rows: Sequence[ResultRow]) -> Table:
+def unseen_table(rows: Sequence[ResultRow], cost: str) -> Table:
     """The winner next to `confidence`, paired by problem."""
     lines = []
     for row in rows:
         low, high = paired_bootstrap(row["item_quality"], rows[-1]["item_quality"])
         difference = 100 * (row["quality"] - rows[-1]["quality"])
         change = "" if row is rows[-1] else estimate(difference, 100 * low, 100 * high)
-        lines.append((row["name"], f"{100 * row['quality']:.1f}", change, f"{row['steps']:.1f}"))
+        lines.append((row["name"], f"{100 * row['quality']:.1f}", change, f"{row[cost]:.1f}"))
     title = f"on {len(rows[0]['item_quality'])} problems that were not used for choosing"
-    return Table(title, ("decoder", "quality %", "Δ quality", "steps"), tuple(lines))
+    return Table(title, ("decoder", "quality %", "Δ quality", cost), tuple(lines))
 
 
 def evidence(race: Race, title: str) -> Table:
@@ -356,6 +364,6 @@ def evidence(race: Race, title: str) -> Table:
     ranked = race.ranked()
     lines = []
     for each, share in zip(ranked, chances(ranked, race.give), strict=True):
-        quality, steps = each.means
-        lines.append((each.name, f"{100 * quality:.1f}", f"{steps:.1f}", f"{100 * share:.0f}", f"{each.pace:.2f}"))
-    return Table(title, ("decoder", "quality %", "steps", "likely as good %", "s per problem"), tuple(lines))
+        quality, cost = each.means
+        lines.append((each.name, f"{100 * quality:.1f}", f"{cost:.1f}", f"{100 * share:.0f}", f"{each.pace:.2f}"))
+    return Table(title, ("decoder", "quality %", race.cost, "likely as good %", "s per problem"), tuple(lines))

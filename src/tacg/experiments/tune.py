@@ -93,7 +93,7 @@ def space_of(policy: str, only: Sequence[str] = ()) -> dict[str, Range]:
 # The shape of an agreement row.
 AGREED = {
     "quality": Number(0, 1), "steps": Number(0), "policy": str, "n": COUNT, "item_quality?": [Number(0, 1)],
-    "item_steps?": [COUNT], "seconds?": Number(0),
+    "item_steps?": [COUNT], "item_forwards?": [COUNT], "item_positions?": [COUNT], "seconds?": Number(0),
 }  # fmt: skip
 
 
@@ -136,19 +136,22 @@ def by_agreement(
         key = key_of(agreed=asked, decode=repr(made), model=identity_for(llm, made[0]), version=__version__)
         row = ledger.get(key, AGREED)
         if row is None:
-            shares, steps = [0.0] * len(asked), [0] * len(asked)
+            shares, counts = [0.0] * len(asked), [(0, 0, 0)] * len(asked)
             wanted = careful_answers(llm, asked, shape, ledger, batch_size)
             began = time.perf_counter()
 
             def keep(number: int, output: Output) -> None:
-                shares[number], steps[number] = agreement(written(llm, output), wanted[number]), output.steps
+                shares[number] = agreement(written(llm, output), wanted[number])
+                counts[number] = output.steps, output.forwards, output.positions
                 if tick is not None:
                     tick(name, shares[number] == 1)
 
             llm.generate(asked, policy, batch_size=batch_size, on_output=keep, **{**lengths, **settings})
+            steps, forwards, positions = (list(each) for each in zip(*counts, strict=True))
             row = {"policy": made[0].label, "model": llm.model.spec.name, "n": len(asked), "weights": weights}
             row |= {"quality": sum(shares) / len(shares), "steps": sum(steps) / len(steps), **surroundings()}
-            row |= {"item_quality": shares, "item_steps": steps, "seconds": time.perf_counter() - began}
+            row |= {"item_quality": shares, "item_steps": steps, "item_forwards": forwards, "item_positions": positions}
+            row |= {"seconds": time.perf_counter() - began}
             row = ledger.add(key, row)
         elif tick is not None:
             for _ in asked:
