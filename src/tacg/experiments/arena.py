@@ -219,7 +219,7 @@ def _areas(rows: Sequence[ResultRow], careful: ResultRow | None) -> dict[str, fl
 def best_points(rows: Sequence[ResultRow], give: float) -> list[ResultRow]:
     """The point to use of each decoder on one task, the best decoder first.
 
-    It is the one with the fewest forwards among those at most `give` below the best accuracy of all decoders. Those that
+    It has the fewest forwards among those at most `give` below the best accuracy of all decoders. Decoders that
     never reach that accuracy come last, each with its most accurate point.
     """
     bar = max(row["accuracy"] for row in rows) - give

@@ -90,7 +90,7 @@ class Problems(Protocol):
         ...
 
     def attempt(self, candidate: Candidate, n: int, skip: int) -> ResultRow:
-        """Decode `n` problems after the first `skip`: a row with item_quality, the costs of each problem and seconds."""
+        """Decode `n` problems after the first `skip`: a row with item_quality, item costs and seconds."""
         ...
 
     def unseen(self, candidate: Candidate, n: int, seen: int) -> ResultRow:
