@@ -249,33 +249,57 @@ def eb(task: Task, denoise: Denoise, *, bound: float) -> Trace:
     return auto(task, denoise, bound=bound, discount=1.0, least=1.0)
 
 
-def auto(task: Task, denoise: Denoise, *, bound: float, discount: float, least: float, observe: str = "block") -> Trace:
-    """The budget of EB-Sampler, in which a proposal costs less with every step that it stays the same."""
+def auto(
+    task: Task, denoise: Denoise, *, bound: float, discount: float, least: float, lean: int, ahead: float, add: float,
+    observe: str = "block",
+) -> Trace:  # fmt: skip
+    """A budget of doubts, less for what persists; one more in a lean step; certain positions of later blocks."""
     trace, before, streak = Trace(task, denoise), dict[int, int](), dict[int, int]()
-    for start, stop, steps in task.blocks():
-        for step in range(steps):
-            masks = trace.masked(start, stop)
-            if not masks:
-                break
-            p = trace.forward()
-            for i in trace.masked(0, task.gen_length) if observe == "sequence" else masks:
-                proposed = int(p[i].argmax())
-                streak[i] = streak[i] + 1 if before.get(i) == proposed else 1
-                trace.saw["a proposal changed"] += before.get(i, proposed) != proposed
-                before[i] = proposed
-            entropy = {i: -float((p[i][p[i] > 0] * np.log(p[i][p[i] > 0])).sum()) for i in masks}
-            cost = {i: h * max(discount ** (streak[i] - 1), least) for i, h in entropy.items()}
-            passed, spent = list[int](), 0.0
-            for i in best({i: -each for i, each in cost.items()}, len(masks)):
-                if spent > bound:
-                    trace.saw["stopped by the bound"] += 1
-                    break
-                passed.append(i)
-                spent += cost[i]
-            trace.saw["passed at a discount"] += sum(sorted(entropy.values())[: len(passed) - 1]) > bound
-            rest = {i: -cost[i] for i in masks if i not in passed}
-            trace.commit(p, passed, best(rest, owed(masks, steps - step) - len(passed)))
+    blocks, block, opened = list(task.blocks()), 0, 1
+    deadline = blocks[0][2]
+    while trace.masked(0, task.gen_length):
+        start, stop, _ = blocks[block]
+        masks = trace.masked(start, stop)
+        later = trace.masked(stop, blocks[min(block + opened, len(blocks)) - 1][1])
+        p = trace.forward()
+        for i in trace.masked(0, task.gen_length) if observe == "sequence" or ahead else masks:
+            proposed = int(p[i].argmax())
+            streak[i] = streak[i] + 1 if before.get(i) == proposed else 1
+            trace.saw["a proposal changed"] += before.get(i, proposed) != proposed
+            before[i] = proposed
+        doubt = {i: 1 - float(p[i].max()) for i in [*masks, *later]}
+        cost = {i: each * max(discount ** (streak[i] - 1), least) for i, each in doubt.items()}
+        certain = _affordable({i: cost[i] for i in later}, ahead)
+        passed = _affordable({i: cost[i] for i in [*masks, *certain]}, bound)
+        trace.saw["stopped by the bound"] += len(passed) < len(masks)
+        trace.saw["ahead of its block"] += any(i in later for i in passed)
+        trace.saw["too doubtful ahead"] += len(certain) < len(later)
+        trace.saw["passed at a discount"] += sum(doubt[i] for i in passed) > bound
+        rest = {i: -cost[i] for i in masks if i not in passed}
+        if len(passed) < lean and rest:
+            passed += best(rest, 1)
+            trace.saw["one more"] += 1
+        rest = {i: each for i, each in rest.items() if i not in passed}
+        due = owed(masks, deadline - trace.steps + 1) - sum(i in masks for i in passed)
+        trace.commit(p, passed, best(rest, due))
+        if ahead and block + opened <= len(blocks):
+            first, end, _ = blocks[block + opened - 1]
+            opened += end - first - len(trace.masked(first, end)) >= add * (end - first)
+        while block + 1 < len(blocks) and not trace.masked(*blocks[block][:2]):
+            block, opened = block + 1, max(1, opened - 1)
+            deadline = trace.steps + blocks[block][2]
     return trace
+
+
+def _affordable(cost: dict[int, float], bound: float) -> list[int]:
+    """The cheapest positions while their costs sum to at most `bound`."""
+    passed, spent = list[int](), 0.0
+    for i in best({i: -each for i, each in cost.items()}, len(cost)):
+        spent += cost[i]
+        if spent > bound:
+            break
+        passed.append(i)
+    return passed
 
 
 def frechet(task: Task, denoise: Denoise, *, delta: float) -> Trace:
