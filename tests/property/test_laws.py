@@ -291,6 +291,8 @@ CONTEXT = {
     "strict": {"threshold": 1.0, "tau_escape": 2.0, "m": 1, "m_base": 1, "kl_threshold": 100.0, "history": 1},
     "seed": {"temperature": 0.8},
     "add": {"block_length": 5},
+    "ahead": {"block_length": 5, "bound": 1.0},
+    "auto.add": {"block_length": 5, "bound": 1.0, "ahead": 1.0},
     "suffix": {"block_length": 5, "suffix": 2},
     "lookahead": {"lookahead": 3},
     "relaxed": {"threshold": 0.9},
