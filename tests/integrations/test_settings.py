@@ -40,6 +40,7 @@ BEYOND = {
     "ahd": "looks at masks beyond the block",
     "apd": "needs a verifier",
     "attention": "reads the model's attention",
+    "auto": "looks at masks beyond the block",
     "d3llm": "looks at masks beyond the block",
     "dapd": "reads the model's attention",
     "joint": "reads committed tokens again",
@@ -65,6 +66,14 @@ def test_every_policy_of_one_block_runs_gated_or_as_it_is(name: str) -> None:
             assert policy.label.startswith("tacg") == ("base" in way or name.startswith("tacg"))
             blocks, masks = Blocks(policy, settings, width=4, unwritable=[1]), torch.ones(1, 4, dtype=torch.bool)
             blocks.step(torch.randn(4, 9), masks, {0: Block()})  # with no more than an engine hands over
+
+
+def test_auto_fits_with_one_block_at_a_time() -> None:
+    with pytest.raises(TacgError, match="It fits with ahead=0"):
+        read_settings({"policy": "auto"})
+    policy, settings = read_settings({"policy": "auto", "ahead": 0.0})
+    blocks = Blocks(policy, settings, width=4, unwritable=[1])
+    blocks.step(torch.randn(4, 9), torch.ones(1, 4, dtype=torch.bool), {0: Block()})
 
 
 def test_the_docs_name_what_fits_and_what_does_not() -> None:

@@ -76,6 +76,7 @@ def read_settings(given: Mapping[str, Any], allowed: Collection[str] = ()) -> tu
         raise TacgError(
             f"`{asked}` must be a policy that fills the masks of one block, because engines pass only that; "
             f"`{named.label}` {why}. `tacg generate` and `tacg serve` run it."
+            + (" It fits with ahead=0." if "ahead" in policy.knobs() else "")
         )
     return policy, settings
 
