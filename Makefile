@@ -56,8 +56,8 @@ pocket: .venv/run.stamp  ## train the built-in model from scratch; run it again 
 	$(BIN)/python recipes/pocket/measure.py --model $(OUT) --n $(N) --picture $(OUT)/pocket.png
 	$(BIN)/python recipes/pocket/measure.py --model $(AGES)/age-* --n $(N) --brief
 
-decoder-pages: .venv/run.stamp  ## write a page for each decoder and the README's tables, from code, src/tacg/policies/about and rows
-	$(BIN)/tacg policies --pages docs/decoders --readme README.md
+decoder-pages: .venv/run.stamp  ## write the decoders' pages and the README's tables, from code, src/tacg/policies/about and rows
+	$(BIN)/tacg policies --pages docs/decoders
 	$(BIN)/python scripts/readme_tables.py
 
 setup: .venv/dev.stamp  ## everything a developer needs
