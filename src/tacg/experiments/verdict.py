@@ -54,7 +54,8 @@ def _summary(better: int, faster: int, low: float, high: float) -> str:
     if better == 0 and faster > 0:
         return f"It saves steps, and costs {-low:.0f} points at most." if low < -TOLERATED else "The gate helps here."
     if better == 0 and faster < 0:
-        return f"The gate loses here: it costs steps, for a gain of {max(high, 0):.0f} points at most."
+        gain = f"for a gain of {max(high, 0):.0f} points at most."
+        return f"It costs steps, {gain}" if high > TOLERATED else f"The gate loses here: it costs steps, {gain}"
     if better == faster == 0:
         return "Neither is clearly better."
     if better * faster < 0:
@@ -74,7 +75,7 @@ def _why(row: ResultRow, base: ResultRow) -> str:
     if not isinstance(policy, Tacg):
         return ""
     gate, (ours, theirs) = policy.gate, (each["commits_by_step"][0] for each in (row, base))
-    if sign_of(row, "steps") > 0 and gate.m_base > 1 and ours < theirs:
+    if sign_of(row, "steps") > 0 >= sign_of(row, "accuracy") and gate.m_base > 1 and ours < theirs:
         return (
             f"Why: it waits until a proposal has lasted {gate.m_base} steps, so it commits {ours:.1f} tokens in the "
             f"first step where {row['base']} commits {theirs:.1f}; where those were right, waiting only costs steps."
