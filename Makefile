@@ -3,13 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-# Where `make pocket` trains, for how many steps, where the model and its earlier versions go, and on how many problems
-# the model is measured.
+# Where `make pocket` trains, for how many steps, where the model and its earlier versions go, on how many problems the
+# model is measured, which of its earlier versions are measured, and further options of measuring and training.
 RUN ?= runs/pocket
 STEPS ?= 20000
 N ?= 500
 OUT ?= $(RUN)/model
 AGES ?= $(RUN)/younger
+MEASURED ?= age-*
+MEASURE ?=
 FLAGS ?=
 # Which tests of other engines to run: an expression for pytest -k.
 ONLY ?=
@@ -56,8 +58,8 @@ pocket: .venv/run.stamp  ## train the built-in model from scratch; run it again 
 	LD_PRELOAD=$(JEMALLOC) MALLOC_CONF=thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0 \
 	OMP_WAIT_POLICY=passive $(BIN)/python recipes/pocket/train.py --run $(RUN) --steps $(STEPS) $(FLAGS)
 	$(BIN)/python recipes/pocket/export.py --run $(RUN) --out $(OUT) --ages $(AGES)
-	$(BIN)/python recipes/pocket/measure.py --model $(OUT) --n $(N) --picture $(OUT)/pocket.png
-	$(BIN)/python recipes/pocket/measure.py --model $(AGES)/age-* --n $(N) --brief
+	$(BIN)/python recipes/pocket/measure.py --model $(OUT) --n $(N) --picture $(OUT)/pocket.png $(MEASURE)
+	$(BIN)/python recipes/pocket/measure.py --model $(AGES)/$(MEASURED) --n $(N) --brief
 
 decoder-pages: .venv/run.stamp  ## write the decoders' pages and the README's tables, from code, src/tacg/policies/about and rows
 	$(BIN)/tacg policies --pages docs/decoders

@@ -1,4 +1,4 @@
-"""The command line as a person or a script meets it: the installed program, its output, its exit codes."""
+"""The command line as a person or a script uses it: the installed program, its output, its exit codes."""
 
 from __future__ import annotations
 

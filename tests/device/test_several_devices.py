@@ -1,4 +1,4 @@
-"""Layers split over two devices: nothing is mixed, and what comes out is what one CPU says."""
+"""Layers split over two devices: tensors are never mixed, and the results are those of one CPU."""
 
 from __future__ import annotations
 

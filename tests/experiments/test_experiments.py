@@ -1,4 +1,4 @@
-"""Numbers about numbers: intervals, tests, AUP; rows of evaluations; the picture."""
+"""Intervals, significance tests and AUP; rows of evaluations; plots."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy
 import pytest
+from typer.testing import CliRunner
 
 import tacg
+from tacg.cli.main import app
 from tacg.cli.parallel_runs import run_apart
 from tacg.errors import TacgError
 from tacg.experiments.ablate import ablate
@@ -221,13 +223,8 @@ def test_diagnosis_counts_every_proposal(llm: tacg.LLM, tmp_path: Path) -> None:
 def test_every_experiment_has_a_glance(tmp_path: Path) -> None:
     for words in (["ablate"], ["sweep", "frontier"], ["sweep", "fig3"], ["sweep", "fig4"], ["diagnose"]):
         out = tmp_path / "-".join(words)
-        done = subprocess.run(
-            [TACG, *words, "-m", "tiny", "--quick", "--out", str(out)],
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=True,
-        )
+        done = CliRunner().invoke(app, [*words, "-m", "tiny", "--quick", "--out", str(out)], catch_exceptions=False)
+        assert done.exit_code == 0
         assert "pocket-sudoku" in done.stdout
         assert (out / "page.html").is_file()
         assert list(out.glob("*.png"))
@@ -251,7 +248,7 @@ def test_the_report_is_drawn_from_rows(tmp_path: Path) -> None:
 
 
 def test_processes_of_their_own_append_to_one_file_or_say_why_not(tmp_path: Path) -> None:
-    """Rows larger than any buffer, from processes at once, arrive whole; a process that fails is quoted."""
+    """Rows larger than any buffer, from several processes at once, arrive whole; a failing process is quoted."""
     program = "from pathlib import Path; from tacg.records.rows import write_rows; import sys\n"
     program += "for number in range(200): write_rows(Path(sys.argv[1]), [{'from': sys.argv[2], 'long': 'x' * 20000}])"
     children = [

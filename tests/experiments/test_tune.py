@@ -1,4 +1,4 @@
-"""The tuner: finds what is there to find, repeats, resumes, and writes presets that everything accepts."""
+"""The tuner finds good knobs, is reproducible, resumes, and writes presets that every command accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages of decoders: one for each, made of one source, and never stale."""
+"""Decoder pages: one for each decoder, generated from one source, and up to date."""
 
 from __future__ import annotations
 

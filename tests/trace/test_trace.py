@@ -136,7 +136,7 @@ def test_a_trace_of_the_first_edition_opens(llm: tacg.LLM, tmp_path: Path) -> No
 
 
 def test_reading_a_trace_takes_no_torch() -> None:
-    """A server makes players in a process of its own, which should begin at once."""
+    """A server writes players in a separate process, which should start quickly."""
     code = "import sys, tacg.serve.replay; from tacg.trace import read_trace; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
