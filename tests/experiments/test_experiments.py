@@ -223,7 +223,9 @@ def test_diagnosis_counts_every_proposal(llm: tacg.LLM, tmp_path: Path) -> None:
 def test_every_experiment_has_a_glance(tmp_path: Path) -> None:
     for words in (["ablate"], ["sweep", "frontier"], ["sweep", "fig3"], ["sweep", "fig4"], ["diagnose"]):
         out = tmp_path / "-".join(words)
-        done = CliRunner().invoke(app, [*words, "-m", "tiny", "--quick", "--out", str(out)], catch_exceptions=False)
+        done = CliRunner().invoke(
+            app, [*words, "-m", "tiny", "--quick", "--n", "4", "--out", str(out)], catch_exceptions=False
+        )
         assert done.exit_code == 0
         assert "pocket-sudoku" in done.stdout
         assert (out / "page.html").is_file()
