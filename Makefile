@@ -1,7 +1,9 @@
 # Every target first sets up what it needs in .venv, once.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Without --no-compile, pip spends minutes compiling modules that nobody imports.
+INSTALL := -m pip install --quiet --no-compile --disable-pip-version-check
+PIP := $(BIN)/python $(INSTALL) --constraint constraints.txt
 
 # Where `make pocket` trains, for how many steps, where the model and its earlier versions go, on how many problems the
 # model is measured, which of its earlier versions are measured, and further options of measuring and training.
@@ -33,7 +35,7 @@ test: .venv/dev.stamp  ## all tests, including those that compare the gate with 
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-engines: .venv/dev.stamp .venv-sglang/stamp  ## the real SGLang on a CPU with the plug-in (an environment of 3 GB)
-	.venv-sglang/bin/python -m pip install --quiet --force-reinstall --no-deps .
+	.venv-sglang/bin/python $(INSTALL) --force-reinstall --no-deps .
 	OMP_NUM_THREADS=1 TACG_SGLANG_PYTHON=$(CURDIR)/.venv-sglang/bin/python $(BIN)/python -m pytest tests/engines $(if $(ONLY),-k "$(ONLY)")
 
 lint: .venv/dev.stamp  ## style, format and types
@@ -81,8 +83,8 @@ clean:
 
 .venv-sglang/stamp: tests/engines/requirements.txt
 	$(PYTHON) -m venv .venv-sglang
-	.venv-sglang/bin/python -m pip install --quiet --requirement tests/engines/requirements.txt
-	.venv-sglang/bin/python -m pip install --quiet --no-deps sglang==0.5.23
+	.venv-sglang/bin/python $(INSTALL) --requirement tests/engines/requirements.txt
+	.venv-sglang/bin/python $(INSTALL) --no-deps sglang==0.5.23
 	@touch $@
 
 .venv/dev.stamp: .venv/run.stamp
