@@ -26,6 +26,7 @@ from tacg.records.tabulate import rows_of, tables
 from tacg.tasks import get_task
 from tacg.trace import read_trace
 from tests.cli.test_cli import ROOT, TACG
+from tests.cli.test_cli import tacg as run_tacg
 
 DOCS = ROOT / "docs"
 
@@ -327,13 +328,10 @@ def test_tables_in_every_form(llm: tacg.LLM, tmp_path: Path) -> None:
         path.write_bytes(b"".join(kept))
     assert not any("base" in row for row in rows_of(begun)), "three problems each, but others"
     files[1].write_bytes(b"".join(lines[:4]))
-    done = subprocess.run(
-        [TACG, "table", *map(str, files), "--format", "markdown", "--plot", str(tmp_path / "plane.png")],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    done = run_tacg("table", *map(str, files), "--format", "markdown", "--plot", str(tmp_path / "plane.png"))
     assert "| tacg | 3 of 6 |" in done.stdout
     assert (tmp_path / "plane.png").is_file()
-    done = subprocess.run([TACG, "table", "nowhere.jsonl"], capture_output=True, text=True, timeout=60, check=False)
+    done = run_tacg("table", "nowhere.jsonl")
     assert (done.returncode, "cannot be read" in done.stderr) == (2, True)
 
 
