@@ -56,6 +56,7 @@ def test_tasks_with_other_knobs_are_other_tasks(llm: tacg.LLM) -> None:
     assert [table.title for table in drawn] == [row["task"] for row in rows]
     assert all(len(line) == len(table.columns) for table in drawn for line in table.lines)
     assert {"tokens %", "valid %"} <= {*drawn[0].columns}
+    assert "Δ steps" not in drawn[0].columns, "there is nothing to compare with"
     assert not {"tokens %", "valid %"} & {*tables(rows[2:])[0].columns}
 
 
