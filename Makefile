@@ -23,13 +23,17 @@ JEMALLOC ?= $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2 /usr/lib/libjemal
 
 demo: .venv/run.stamp  ## watch a diffusion language model solve sudokus, then compare TACG with its base policy
 	@$(BIN)/tacg eval --task pocket-sudoku --policy tacg --n 1 --watch
-	@echo; echo "Now 32 problems of each task with a careless threshold, without and with TACG (about half a minute):"; echo
+	@echo; echo "Now 32 problems of each task with a careless threshold, without and with TACG."
+	@echo "This takes about half a minute:"; echo
 	@$(BIN)/tacg compare --policy confidence --policy tacg --set threshold=0.5 --n 32 --out runs/demo
-	@echo; echo "What this means: a threshold of 0.5 is too low, so confidence commits tokens too early. TACG waits until a"
-	@echo "proposal has lasted, which repairs most of that and costs steps. Compared with the best threshold instead, TACG"
-	@echo "helps on math at some settings, makes no clear difference on code, and hurts on sudoku (docs/does-it-help.md)."
-	@echo; echo "Next: source .venv/bin/activate, then tacg --help (or .venv/bin/tacg --help without activating)."
-	@echo "      tacg tasks shows what the built-in model can do; tacg serve opens a page on which you can watch it."
+	@echo; echo "What this means: a threshold of 0.5 is too low, so confidence commits tokens too"
+	@echo "early. TACG waits until a proposal has lasted, which repairs most of that and"
+	@echo "costs steps. Compared with the best threshold instead, TACG helps on math at"
+	@echo "some settings, makes no clear difference on code, and hurts on sudoku:"
+	@echo "docs/does-it-help.md has the figures."
+	@echo; echo "Next: source .venv/bin/activate, then tacg --help."
+	@echo "      tacg tasks shows what the built-in model can do."
+	@echo "      tacg serve (make setup installs what it needs) opens a page to watch it."
 
 test: .venv/dev.stamp  ## all tests, including those that compare the gate with the paper's rule
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2

@@ -36,8 +36,8 @@ BETTER, WORSE, OPEN, SAME = (0.05, 0.01, 0.09), (-0.1, -0.15, -0.05), (0.0, -0.0
         (WORSE, MORE, "The gate loses here."),
         (SAME, FEWER, "The gate helps here."),
         (OPEN, FEWER, "It saves steps, and costs 8 points at most."),
-        (OPEN, MORE, "It costs steps, for a gain of 6 points at most."),
-        (SAME, MORE, "The gate loses here: it costs steps, for a gain of 1 points at most."),
+        (OPEN, MORE, "It costs steps, and gains 6 points at most."),
+        (SAME, MORE, "The gate loses here: it costs steps, and gains 1 points at most."),
         (OPEN, EQUAL, "Neither is clearly better."),
     ],
 )

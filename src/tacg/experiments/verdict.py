@@ -54,8 +54,8 @@ def _summary(better: int, faster: int, low: float, high: float) -> str:
     if better == 0 and faster > 0:
         return f"It saves steps, and costs {-low:.0f} points at most." if low < -TOLERATED else "The gate helps here."
     if better == 0 and faster < 0:
-        gain = f"for a gain of {max(high, 0):.0f} points at most."
-        return f"It costs steps, {gain}" if high > TOLERATED else f"The gate loses here: it costs steps, {gain}"
+        costs = f"costs steps, and gains {max(high, 0):.0f} points at most."
+        return f"It {costs}" if high > TOLERATED else f"The gate loses here: it {costs}"
     if better == faster == 0:
         return "Neither is clearly better."
     if better * faster < 0:
