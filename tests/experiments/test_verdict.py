@@ -12,7 +12,7 @@ from tacg.experiments.verdict import in_words, sign_of
 def rows(accuracy: tuple[float, float, float], steps: tuple[float, float, float], first: float) -> list[dict[str, Any]]:
     """Two rows of a task, with the paired differences given as (estimate, low, high)."""
     base = {
-        "task": "pocket-math", "name": "confidence", "n": 60, "tpf": 5.0, "settings": {}, "commits_by_step": [4.0],
+        "task": "pocket-math", "name": "confidence", "n": 600, "tpf": 5.0, "settings": {}, "commits_by_step": [4.0],
         "base": None,
     }  # fmt: skip
     gate = base | {
@@ -45,6 +45,11 @@ def test_the_summary_follows_the_intervals(accuracy: Any, steps: Any, summary: s
     first, *rest = in_words(rows(accuracy, steps, 1.0))
     assert summary in first
     assert bool(rest) == (sign_of(rows(accuracy, steps, 1.0)[1], "accuracy") == 0), "what chance can do is said"
+
+
+def test_four_problems_prove_nothing() -> None:
+    few = [row | {"n": 4} for row in rows((0.0, 0.0, 0.0), FEWER, 1.0)]
+    assert "It saves steps, and costs 75 points at most." in in_words(few)[0]
 
 
 def test_a_loss_comes_with_its_reason() -> None:

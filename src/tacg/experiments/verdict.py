@@ -25,12 +25,17 @@ def in_words(rows: Sequence[ResultRow]) -> list[str]:
     if unclear:
         reach = max((high - low) / 2 for low, high in (row["accuracy_diff_ci"] for row in unclear))
         n = min(row["n"] for row in unclear)
-        reach = min(max(reach, 3 / n), 1.0)  # the rule of three, if no problem differs
+        reach = max(reach, rule_of_three(n))
         said.append(
             f"With {n} problems per task, differences in accuracy below about {100 * reach:.0f} points may be "
             "chance; a larger --n shows smaller ones."
         )
     return said
+
+
+def rule_of_three(n: int) -> float:
+    """The share of problems that may differ although none of `n` did: an upper 95 % bound."""
+    return min(3 / n, 1.0)
 
 
 def _base_of(row: ResultRow, rows: Sequence[ResultRow]) -> ResultRow:
@@ -46,11 +51,12 @@ def _sentence(row: ResultRow) -> str:
     points = estimate(100 * row["accuracy_diff"], low, high)
     count = estimate(row["steps_diff"], *row["steps_diff_ci"])
     told = f"{row['name']} against {row['base']}: {accuracy} ({points} points), {steps} ({count})."
-    return f"{told} {_summary(better, faster, low, high)}"
+    unseen = 100 * rule_of_three(row["n"])
+    return f"{told} {_summary(better, faster, min(low, -unseen), max(high, unseen))}"
 
 
 def _summary(better: int, faster: int, low: float, high: float) -> str:
-    """low, high  the interval of the accuracy gained, in points"""
+    """low, high  bounds of the accuracy gained, in points"""
     if better == 0 and faster > 0:
         return f"It saves steps, and costs {-low:.0f} points at most." if low < -TOLERATED else "The gate helps here."
     if better == 0 and faster < 0:
