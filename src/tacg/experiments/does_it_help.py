@@ -119,7 +119,7 @@ def _summary(task: str, points: Sequence[ResultRow]) -> tuple[str, ...]:
 def _label(point: ResultRow) -> str:
     """The policy with its knobs, and what it observes if that is more than the block."""
     observed = point["settings"].get("observe", "block")
-    return point["policy"] + (f", observe={observed}" if observed != "block" else "")
+    return f"{point['policy']}" + (f", observe={observed}" if observed != "block" else "")
 
 
 def _percents(point: ResultRow, what: str) -> str:
