@@ -1,15 +1,19 @@
 # Every target first sets up what it needs in .venv, once.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Without --no-compile, pip spends minutes compiling modules that nobody imports.
+INSTALL := -m pip install --quiet --no-compile --disable-pip-version-check
+PIP := $(BIN)/python $(INSTALL) --constraint constraints.txt
 
-# Where `make pocket` trains, for how many steps, where the model and its earlier versions go, and on how many problems
-# the model is measured.
+# Where `make pocket` trains, for how many steps, where the model and its earlier versions go, on how many problems the
+# model is measured, which of its earlier versions are measured, and further options of measuring and training.
 RUN ?= runs/pocket
 STEPS ?= 20000
 N ?= 500
 OUT ?= $(RUN)/model
 AGES ?= $(RUN)/younger
+MEASURED ?= age-*
+MEASURE ?=
 FLAGS ?=
 # Which tests of other engines to run: an expression for pytest -k.
 ONLY ?=
@@ -17,18 +21,25 @@ JEMALLOC ?= $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2 /usr/lib/libjemal
 
 .PHONY: demo test test-engines lint format docs setup pocket decoder-pages recording notebooks clean
 
-demo: .venv/run.stamp  ## watch a diffusion language model solve a sudoku, then compare TACG with its base policy
+demo: .venv/run.stamp  ## watch a diffusion language model solve sudokus, then compare TACG with its base policy
 	@$(BIN)/tacg eval --task pocket-sudoku --policy tacg --n 1 --watch
-	@echo; echo "Now the same with and without TACG, on 60 problems of each task (about a minute):"; echo
-	@$(BIN)/tacg compare --policy confidence --policy tacg --n 60 --out runs/demo
-	@echo; echo "Next: source .venv/bin/activate, then tacg --help (or .venv/bin/tacg --help without activating)."
-	@echo "       tacg tasks shows what the built-in model can do; tacg serve opens a page on which you can watch it."
+	@echo; echo "Now 32 problems of each task with a careless threshold, without and with TACG."
+	@echo "This takes about half a minute:"; echo
+	@$(BIN)/tacg compare --policy confidence --policy tacg --set threshold=0.5 --n 32 --out runs/demo
+	@echo; echo "What this means: a threshold of 0.5 is too low, so confidence commits tokens too"
+	@echo "early. TACG waits until a proposal has lasted, which repairs most of that and"
+	@echo "costs steps. Compared with the best threshold instead, TACG helps on math at"
+	@echo "some settings, makes no clear difference on code, and hurts on sudoku:"
+	@echo "docs/does-it-help.md has the figures."
+	@echo; echo "Next: source .venv/bin/activate, then tacg --help."
+	@echo "      tacg tasks shows what the built-in model can do."
+	@echo "      tacg serve (make setup installs what it needs) opens a page to watch it."
 
 test: .venv/dev.stamp  ## all tests, including those that compare the gate with the paper's rule
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 test-engines: .venv/dev.stamp .venv-sglang/stamp  ## the real SGLang on a CPU with the plug-in (an environment of 3 GB)
-	.venv-sglang/bin/python -m pip install --quiet --force-reinstall --no-deps .
+	.venv-sglang/bin/python $(INSTALL) --force-reinstall --no-deps .
 	OMP_NUM_THREADS=1 TACG_SGLANG_PYTHON=$(CURDIR)/.venv-sglang/bin/python $(BIN)/python -m pytest tests/engines $(if $(ONLY),-k "$(ONLY)")
 
 lint: .venv/dev.stamp  ## style, format and types
@@ -53,11 +64,11 @@ pocket: .venv/run.stamp  ## train the built-in model from scratch; run it again 
 	LD_PRELOAD=$(JEMALLOC) MALLOC_CONF=thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0 \
 	OMP_WAIT_POLICY=passive $(BIN)/python recipes/pocket/train.py --run $(RUN) --steps $(STEPS) $(FLAGS)
 	$(BIN)/python recipes/pocket/export.py --run $(RUN) --out $(OUT) --ages $(AGES)
-	$(BIN)/python recipes/pocket/measure.py --model $(OUT) --n $(N) --picture $(OUT)/pocket.png
-	$(BIN)/python recipes/pocket/measure.py --model $(AGES)/age-* --n $(N) --brief
+	$(BIN)/python recipes/pocket/measure.py --model $(OUT) --n $(N) --picture $(OUT)/pocket.png $(MEASURE)
+	$(BIN)/python recipes/pocket/measure.py --model $(AGES)/$(MEASURED) --n $(N) --brief
 
-decoder-pages: .venv/run.stamp  ## write a page for each decoder and the README's tables, from code, src/tacg/policies/about and rows
-	$(BIN)/tacg policies --pages docs/decoders --readme README.md
+decoder-pages: .venv/run.stamp  ## write the decoders' pages and the README's tables, from code, src/tacg/policies/about and rows
+	$(BIN)/tacg policies --pages docs/decoders
 	$(BIN)/python scripts/readme_tables.py
 
 setup: .venv/dev.stamp  ## everything a developer needs
@@ -76,8 +87,8 @@ clean:
 
 .venv-sglang/stamp: tests/engines/requirements.txt
 	$(PYTHON) -m venv .venv-sglang
-	.venv-sglang/bin/python -m pip install --quiet --requirement tests/engines/requirements.txt
-	.venv-sglang/bin/python -m pip install --quiet --no-deps sglang==0.5.23
+	.venv-sglang/bin/python $(INSTALL) --requirement tests/engines/requirements.txt
+	.venv-sglang/bin/python $(INSTALL) --no-deps sglang==0.5.23
 	@touch $@
 
 .venv/dev.stamp: .venv/run.stamp

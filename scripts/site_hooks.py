@@ -3,6 +3,7 @@
 - README, CONTRIBUTING and CHANGELOG are pages of the site, so that nothing is written twice.
 - A link that leaves docs/ goes to a page that shows that file. So every link works wherever the site is put.
 - Formulas become MathML, which browsers draw themselves.
+- In tables, a number and its interval stay on one line.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ BORROWED = {"index.md": "README.md", "CONTRIBUTING.md": "CONTRIBUTING.md", "CHAN
 PAGES = {path: page for page, path in BORROWED.items()}
 LINK = re.compile(r"(\]\()([^)\s]+)(\))")
 CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
+INTERVAL = re.compile(r"(?<=\d) (\[[^\]|]*\])(?!\()")
 MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".cff": "yaml"}
 
@@ -46,7 +48,15 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     parts = CODE.split(markdown.replace("<details>", '<details markdown="1">'))
     parts[::2] = [MATH.sub(formula, relinked(part, uri)) for part in parts[::2]]
     # A link whose text is code was cut apart above: [`name`](target).
-    return relinked("".join(parts), uri)
+    return unbroken(relinked("".join(parts), uri))
+
+
+def unbroken(markdown: str) -> str:
+    """The text with spaces in `88.8 [85.7, 91.3]` that do not break, in tables."""
+    return "".join(
+        INTERVAL.sub(lambda found: found[0].replace(" ", "\u00a0"), line) if line.startswith("|") else line
+        for line in markdown.splitlines(keepends=True)
+    )
 
 
 def home(uri: str) -> str:
@@ -94,7 +104,9 @@ def relinked(text: str, uri: str) -> str:
 def formula(match: re.Match[str]) -> str:
     """LaTeX as MathML, on a line of its own for $$."""
     text = (match[1] or match[2]).strip().replace(r"\setminus", r"\backslash")  # which every font has
-    return str(convert(text, display="block" if match[1] else "inline"))
+    if match[1]:
+        return f'<span class="formula">{convert(text, display="block")}</span>'
+    return str(convert(text))
 
 
 def shown(target: str) -> str:

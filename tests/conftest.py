@@ -42,7 +42,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _no_hang() -> Iterator[None]:
-    """A test that waits for ever fails instead."""
+    """Make a test that would wait forever fail instead."""
 
     def ring(*_: object) -> None:
         raise TimeoutError("hangs")
@@ -56,7 +56,7 @@ def _no_hang() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _poison_uninitialised_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading what nobody wrote gives NaN instead of yesterday's numbers."""
+    """Memory that was never written reads as NaN instead of old numbers."""
     real = torch.Tensor.new_empty
 
     def poisoned(self: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:

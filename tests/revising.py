@@ -1,4 +1,4 @@
-"""Policies that change their mind, for whoever must cope with those."""
+"""Policies that revise what they wrote, for tests of code that must handle them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rooms of the house: imports point downwards, names are had once, tests lie where their subject lies."""
+"""The architecture: imports point downwards, class names are unique, tests mirror the source."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def sources() -> Iterator[tuple[Path, ast.Module]]:
 
 
 def uses(tree: ast.AST) -> Iterator[str]:
-    """Rooms that a source imports from, by name or by a string, and those whose files it reads."""
+    """Packages that a source file imports, by name or by a string, and those whose files it reads."""
     modules: list[str] = []
     for node in ast.walk(tree):
         match node:

@@ -240,7 +240,7 @@ def test_knobs_are_checked(knobs: dict[str, object], message: str) -> None:
 
 
 def test_it_works_in_and_out_of_inference_mode() -> None:
-    """What is kept between calls, for the next step or for anybody, may have been made in the other mode."""
+    """State that is kept between calls may have been created in the other mode."""
     frames = trajectory(1, 3, 1, 2, 20_000, dtype=torch.float32)
     mask, state, plain = torch.ones(1, 2, dtype=torch.bool), GateState(), GateState()
     with torch.inference_mode():

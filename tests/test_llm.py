@@ -1,4 +1,4 @@
-"""The handle: prompts of every kind in, outputs in order out."""
+"""`LLM`: prompts of every kind, and outputs in their order."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_logits_check_their_input(llm: tacg.LLM) -> None:
 
 
 def test_templates_cannot_reach_out(checkpoint: Path) -> None:
-    """A checkpoint's template is a stranger's program."""
+    """A checkpoint's template is untrusted code."""
     for source, message in (
         ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "access to attribute '__class__'"),
         ("{% for x %}", "chat template fails"),

@@ -1,4 +1,4 @@
-"""docs/reading.md names what one decode really goes through, with its size, and that stays small."""
+"""docs/reading.md lists the files that one decode really enters, with their sizes, which stay small."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Touched = dict[str, tuple[int, int]]
 
 @pytest.fixture(scope="module")
 def touched() -> Touched:
-    """In a process of its own: what earlier tests have cached would not be entered."""
+    """In a separate process, because code whose results earlier tests cached would not be entered."""
     source = Path(tacg.__file__).parents[1]
     command = [sys.executable, "-m", "tests.reading_path"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Agreement with other people's loops: measured on loops of our own here, which need no checkout."""
+"""How agreement with the authors' loops is measured, tried here on loops of our own, which need no checkout."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_what_is_missing_is_said(llm: tacg.LLM, tmp_path: Path) -> None:
 
 
 def test_foreign_modules_leave_no_trace(tmp_path: Path) -> None:
-    """Two checkouts with modules of one name; packages are entered without running them."""
+    """Two checkouts have modules of the same name; a package's own `__init__` is not run."""
     import sys
 
     for number in (1, 2):
@@ -87,7 +87,7 @@ def test_foreign_modules_leave_no_trace(tmp_path: Path) -> None:
 
 
 def test_the_model_in_their_shape_is_our_model(llm: tacg.LLM) -> None:
-    """Whole canvases, a foreign mask id, and forwards that go on from kept keys and values."""
+    """Whole canvases, another mask id, and forwards that continue from cached keys and values."""
     spec = llm.model.spec
     ids = torch.tensor([[5, 6, 7, 8] * 6 + [spec.mask_id] * 8])
     expected = llm.logits(ids)

@@ -1,4 +1,4 @@
-"""A few seconds of the soak: it finds nothing; and it would."""
+"""A few seconds of the soak test: it finds no fault, and it does find one that is planted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_few_seconds_of_everything(llm: tacg.LLM) -> None:
 
 
 def test_an_answer_that_differs_is_seen(llm: tacg.LLM) -> None:
-    """Every answer is looked at, whatever the route and the manner."""
+    """Every answer is checked, for every route, streamed or not."""
     right = workload(llm, each=1)
     asks = [replace(each, wanted=["another"]) if each.good else replace(each, status=418) for each in right]
     rows = list(soak.measure(llm, "tiny", 0.2, clients=6, asks=asks))

@@ -121,7 +121,7 @@ def test_modes_that_make_no_sense_are_refused(models: dict[str, tacg.LLM]) -> No
 
 
 def test_the_last_block_is_whole_for_a_model_that_knows_only_whole_ones(models: dict[str, tacg.LLM]) -> None:
-    """Masks stand where the answer ends within a block, as when the model was trained."""
+    """If the answer ends within a block, the rest of that block is masks, as in training."""
     llm, prompt = models["llada2"], PROMPTS[2][:32]
     spies = []
     for length in (8, 32):

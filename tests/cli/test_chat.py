@@ -1,4 +1,4 @@
-"""`tacg chat` as a person or a pipe meets it: the installed program, line by line."""
+"""`tacg chat` as a person or a pipe uses it: the installed program, line by line."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_table_that_fits_is_one_table() -> None:
 
 
 def test_only_one_file_draws_tables() -> None:
-    """So what is shown above holds for every verb, the next one included."""
+    """So the test above holds for every verb, also for those that are added later."""
     others = [file.name for file in CLI.glob("*.py") if file.name != "draw.py" and "rich.table" in file.read_text()]
     assert not others
 
@@ -88,7 +88,7 @@ SHOWN = [
 def test_every_verb_fits_and_cuts_nothing(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same words, wrapped at 80 columns or not at all: what stands in the wide output stands in the narrow one."""
+    """The output has the same words whether it is wrapped at 80 columns or not at all."""
     (tmp_path / "arena").mkdir()
     (tmp_path / "arena" / "rows.jsonl").symlink_to(ROOT / "docs" / "arena" / "rows.jsonl")
     seen = {}

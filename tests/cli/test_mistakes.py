@@ -35,7 +35,7 @@ NOT_FILES = ("directory", "loop", "pipe", "missing")
 
 
 def make(kind: str, home: Path) -> Path:
-    """Something in place of a file."""
+    """What can be in the place of a file."""
     path = home / f"{kind.replace(' ', '-')}.jsonl"
     if kind in BAD:
         path.write_bytes(BAD[kind].encode(errors="surrogateescape"))
@@ -49,7 +49,7 @@ def make(kind: str, home: Path) -> Path:
 
 
 def told(words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the program complains of; anything but one line and exit code 2 fails."""
+    """The program's error message; anything but one line and exit code 2 fails."""
     monkeypatch.setattr(sys, "argv", ["tacg", *words])
     with pytest.raises(SystemExit) as ended:
         run()

@@ -1,4 +1,4 @@
-"""Options mean the same everywhere: every verb is walked over, so a new one cannot be forgotten."""
+"""An option means the same in every verb. All verbs are tested, so a new one cannot be forgotten."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_verb_with_a_model_takes_the_same_options() -> None:
 
 
 def test_an_option_has_one_spelling_and_one_explanation() -> None:
-    """What two verbs call the same has the same short form and help."""
+    """Options of the same name have the same short form and help in every verb."""
     for name in ("--device", "--dtype", "--set", "--cache", "--data", "--knob", "--seed", "--split", "--json"):
         found = {
             (tuple(option.opts), option.help, option.multiple)

@@ -73,7 +73,7 @@ def test_one_constraint_per_prompt(llm: tacg.LLM) -> None:
 
 
 def test_files_of_prompts_say_what_each_answer_must_look_like(llm: tacg.LLM, tmp_path: Path) -> None:
-    """Read without a cluster: what comes of each line, and lines that make no sense."""
+    """Without a cluster: how each line is read, and lines that make no sense."""
     pytest.importorskip("ray")
     import numpy as np
 

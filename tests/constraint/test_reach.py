@@ -1,4 +1,4 @@
-"""What positions may become, against enumeration of everything; and decoding that cannot leave it."""
+"""What positions may become, compared with enumeration, and decodes that never violate it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def agrees(reach: Reach, pattern: str, canvas: list[int], *, holes: bool) -> Non
 def test_a_token_is_allowed_exactly_if_some_completion_has_it(
     pattern: str, canvas: list[int], holes: bool, data: st.DataObject
 ) -> None:
-    """Also after writes and re-masks, of which only what has changed is computed anew."""
+    """Also after writes and re-masks, when only what changed is computed again."""
     reach = reach_of(automaton(pattern, holes=holes), canvas)
     agrees(reach, pattern, canvas, holes=holes)
     for _ in range(2):
@@ -149,7 +149,7 @@ def text(tokens: tuple[int, ...]) -> str:
 @settings(max_examples=3, deadline=None)
 @given(data=st.data())
 def test_every_policy_answers_what_matches(name: str, data: st.DataObject) -> None:
-    """Random models, lengths and constraints side by side: all answers match, and each is as if it were alone."""
+    """Random models, lengths and constraints in one batch: all answers match, and each is the same as alone."""
     options = [
         "[abc]{2,5}",
         "a*",
@@ -206,7 +206,7 @@ def test_what_is_masked_again_stays_within_the_constraint(seed: int, length: int
 
 
 def test_some_of_it_is_masked_again() -> None:
-    """So that the test above is about something."""
+    """Otherwise the test above would show nothing."""
     request = Request((5, 6), Reviser(pace=3), Decode(gen_length=12), constraint=words("[abc]{4,}"))
     (output,) = Engine(ReactiveDenoiser(1)).generate([request])
     assert "remask" in {commit.reason for commit in output.commits}
@@ -214,7 +214,7 @@ def test_some_of_it_is_masked_again() -> None:
 
 @pytest.mark.parametrize("name", ["lookum", "lopa"])
 def test_branches_may_be_what_the_constraint_forces(name: str) -> None:
-    """A chosen branch brings along what it forces, which is counted as forced and not as the branch's."""
+    """A chosen branch also writes what it forces; those tokens count as forced, not as the branch's."""
     request = Request((5, 6), get_policy(name), Decode(gen_length=8), constraint=words("(?:aba|c1c|x0x){2}"))
     (output,) = Engine(ReactiveDenoiser(1, scale=0.5)).generate([request])
     assert re.fullmatch("(?:aba|c1c|x0x){2}", text(output.tokens))
@@ -224,7 +224,7 @@ def test_branches_may_be_what_the_constraint_forces(name: str) -> None:
 
 
 def test_structure_spares_forwards_and_is_counted() -> None:
-    """An answer without choice is not asked for; `ab` has two spellings, which the model chooses from."""
+    """An answer without any choice needs no forward; `ab` has two spellings, and the model chooses one."""
     model = ReactiveDenoiser(3)
     policy, decode = get_policy("confidence"), Decode(gen_length=6)
     (one,) = Engine(model).generate([Request((5,), policy, decode, constraint=words("c0c"))])
@@ -235,7 +235,7 @@ def test_structure_spares_forwards_and_is_counted() -> None:
 
 
 def test_rows_without_constraints_are_not_touched() -> None:
-    """To the last bit, beside rows that have some."""
+    """Rows without a constraint are equal to the last bit next to rows with one."""
     model, policy, decode = ReactiveDenoiser(4), get_policy("tacg"), Decode(gen_length=12)
     plain = Request((5, 6, 7), policy, decode)
     beside = Request((5, 6, 7), policy, decode, constraint=words("[abc]+"))

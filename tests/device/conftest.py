@@ -17,4 +17,4 @@ def _guard() -> None:
 
 @pytest.fixture(autouse=True)
 def _poison_uninitialised_memory() -> None:
-    """Not here: it would be counted."""
+    """Switched off here, because it would be counted."""

@@ -18,7 +18,7 @@ TOKENS = 48
 
 
 def last_layer(family: str) -> LayerSteps:
-    """In bfloat16 on a GPU that is not there, with its tables side by side."""
+    """In bfloat16 on a simulated GPU, with tables side by side."""
     config = SHAPES[family] | {"vocab_size": 128}
     torch.set_default_dtype(torch.bfloat16)
     try:

@@ -1,4 +1,4 @@
-"""A ratchet on what a step and a forward ask of a GPU. Counts, not times: lower a limit when it is beaten."""
+"""Upper limits for what a step and a forward ask of a GPU, as counts and not times. Lower a limit when it can be."""
 
 from __future__ import annotations
 

@@ -36,14 +36,14 @@ def alike() -> list[Forward]:
 
 
 def dual() -> list[Forward]:
-    """A block of each row, before and behind what is kept."""
+    """One block of each row, with cached positions before and after it."""
     caches = stored(70, 40, 96)
     whole = [Span(0, cache.length, cache.length, cache) for cache in caches]
     return [whole, [Span(32, stop, cache.length, cache) for stop, cache in zip((50, 40, 64), caches, strict=True)]]
 
 
 def prefix() -> list[Forward]:
-    """Rows from a block on, some in their first step, some behind a gap."""
+    """Rows computed from a block on; some are in their first step, some have a gap."""
     first, second, third = stored(64, 96, 96)
     again = [Span(32, 64, 64, first), Span(0, 96, 96, second), Span(64, 96, 96, third)]
     gap = [Span(0, 64, 54, first, (40, 50)), Span(32, 96, 76, second, (70, 90)), Span(64, 96, 96, third)]
@@ -76,7 +76,7 @@ CASES: dict[Callable[[], list[Forward]], tuple[str, ...]] = {
 
 
 def logits(family: str, forwards: Sequence[Forward], device: str, dtype: torch.dtype) -> tuple[list[Tensor], Tally]:
-    """Of every forward, at all its tokens; and what the last one cost."""
+    """The logits of every forward at all of its tokens, and what the last forward cost."""
     with SimulatedDevice() as simulated, torch.no_grad():
         model, made = random_model(family, liveliness=2.0).to(device, dtype), []
         for spans in forwards:
@@ -98,7 +98,7 @@ def logits(family: str, forwards: Sequence[Forward], device: str, dtype: torch.d
 def test_logits_are_the_cpus(
     case: Callable[[], list[Forward]], family: str, kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To rounding: in float32, which the emulated kernel is let do for once."""
+    """Up to rounding, in float32, which the emulated kernel allows in this test only."""
     if kernel == "varlen":
         for module, name in ((lanes, "VARLEN_TYPES"), (attention, "TYPES")):
             monkeypatch.setattr(module, name, {torch.float32})

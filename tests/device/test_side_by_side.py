@@ -1,4 +1,4 @@
-"""Tables that lie side by side on a device: under the names that they have apart, and with the same numbers."""
+"""Tables that are stored side by side on a device keep their names and their numbers."""
 
 from __future__ import annotations
 

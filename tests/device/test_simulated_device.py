@@ -28,7 +28,7 @@ KINDS = ("kernel", "read", "upload")
 
 
 def given(device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
-    """Six numbers, two places among them, and a number."""
+    """Six numbers, two indices into them, and one more number."""
     return torch.arange(6.0, device=device), torch.tensor([0, 2], device=device), torch.arange(3.0, device=device)[2]
 
 
@@ -309,7 +309,7 @@ def _plain(commit: tacg.Commit) -> tuple[object, ...]:
     ids=str,
 )
 def test_decodes_equal_the_cpus(policy: str, settings: dict[str, object], pocket: tuple[tacg.LLM, tacg.LLM]) -> None:
-    """Every commit: token, step and reason, and confidence to rounding, as rows attend in another way there."""
+    """Every commit: token, step, reason; confidence up to rounding, as attention is computed differently there."""
     task = get_task("pocket-math")
     prompts = [problem.prompt for problem in task.problems("dev", 3)]
     home, away = pocket

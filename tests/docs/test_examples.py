@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_notebooks_print_what_they_hold() -> None:
-    """In a kernel of its own, as a user would run them."""
+    """In a separate kernel, as a user would run them."""
     notebooks = sorted((ROOT / "examples").glob("*.ipynb"))
     assert len(notebooks) == 2
     command = [sys.executable, str(ROOT / "scripts/run_notebooks.py"), "--check", *map(str, notebooks)]

@@ -92,7 +92,7 @@ def run_python(code: str, page: str, names: dict[str, Any], why: str | None) -> 
 
 
 def commands(code: str) -> list[list[str]]:
-    """Command lines as words, without comments and what is fed to them."""
+    """Command lines as words, without comments and here-documents."""
     code = re.sub(r"<<'(\w+)'\n.*?^\1$", "", code, flags=re.MULTILINE | re.DOTALL)
     lines = code.replace("\\\n", " ").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]

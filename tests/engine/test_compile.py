@@ -25,7 +25,7 @@ KERNELS = 12
 
 
 def step_of(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> tuple[Boards, Tensor, Signals, dict[str, Any]]:
-    """What the policy is asked in the third step of a decode of four rows, with everything measured."""
+    """The policy's inputs in the third step of a decode of four rows, with every signal measured."""
     caught: list[tuple[Boards, Tensor, Signals, dict[str, Any]]] = []
     plain = Batch.decide
 

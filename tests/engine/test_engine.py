@@ -1,4 +1,4 @@
-"""The loop: rows come, are decoded, and go, without touching one another."""
+"""The loop: rows join, are decoded and leave, without influencing each other."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_detail_can_be_had_row_by_row(llm: tacg.LLM) -> None:
 
 
 def test_early_stop_ends_at_the_first_closed_eos() -> None:
-    """EOS at position 3; a hole before it keeps the row going, everything behind it is not waited for."""
+    """EOS at position 3: a mask before it keeps the row going; masks after it do not."""
     script = torch.zeros(12, 13, 6)
     script[..., 2] = 9.0
     script[:, 4:, EOS] = 30.0  # position 3 of the answer on (the prompt is one token) is EOS, surely
@@ -252,7 +252,7 @@ def test_a_stream_has_the_engine_to_itself() -> None:
 
 
 def test_state_per_row_starts_anew_with_each_row() -> None:
-    """A slot is handed on, what a policy remembered of the row before is not."""
+    """A slot is reused, but the policy's state of the previous row is not."""
 
     @dataclass(frozen=True)
     class Patient(Policy):
@@ -313,7 +313,7 @@ def test_prompts_are_checked() -> None:
 
 
 def test_half_precision_refuses_what_has_nothing_to_say() -> None:
-    """float16 cannot hold the number that stands for -inf; that must not make it a proposal."""
+    """float16 cannot hold the number that replaces -inf; suppressed tokens must not become proposals."""
     script = torch.zeros(1, 3, 6, dtype=torch.float16)
     for hidden, logits in (
         ((0, 2, 3, 4, 5), script),

@@ -1,4 +1,4 @@
-"""A step that raises: nothing is forgotten, and every row goes on as if nothing had been, or is lost."""
+"""A step that raises: every row continues as if nothing had happened, or is reported as lost."""
 
 from __future__ import annotations
 

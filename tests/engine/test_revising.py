@@ -1,4 +1,4 @@
-"""Whoever reads commits copes with policies that take tokens back, and with canvases that have holes."""
+"""Everything that reads commits handles policies that take tokens back, and canvases with holes."""
 
 from __future__ import annotations
 

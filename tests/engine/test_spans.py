@@ -55,7 +55,7 @@ def story(output: tacg.Output) -> tuple[Any, ...]:
 def test_rows_in_a_batch_decode_as_alone(
     models: dict[str, tacg.LLM], family: str, policy: str, settings: dict[str, Any]
 ) -> None:
-    """Beside rows of other lengths, and beside a policy that has neither gap nor shadow."""
+    """In one batch with rows of other lengths, and with a policy that has neither gap nor shadow."""
     model = models[family].model
     rows = [
         Request(tuple(prompt), *resolve(policy, {**SETTINGS, **settings, "gen_length": 80 - 9 * number}))

@@ -1,4 +1,4 @@
-"""A verifier: what it is asked, what it may remember, what it costs, and who cannot be one."""
+"""A verifier: what it is asked, what it may cache, what it costs, and which models cannot be one."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_who_cannot_verify(llm: tacg.LLM, checkpoint: Path, verifier: Path, tmp_
 
 
 def test_another_verifier_is_another_model(llm: tacg.LLM) -> None:
-    """What was decoded with one is not taken for what was decoded with another, or without."""
+    """Results with one verifier are not mistaken for results with another, or without any."""
     plain, same, other = (tacg.LLM(llm.model, llm.tokenizer, each) for each in (None, llm.verifier, llm.model))
     assert same.identity == llm.identity == plain.identity | {"verifier": llm.identity["verifier"]}
     assert other.identity != llm.identity

@@ -1,4 +1,4 @@
-"""The arena: nobody is forgotten, what is drawn comes from rows alone, and no interruption costs more than an item."""
+"""The arena: every decoder takes part, reports come from rows alone, and an interruption costs one item at most."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def run(out: Path, *more: str, n: int = 3) -> subprocess.Popen[str]:
 
 
 def results(out: Path) -> list[dict[str, Any]]:
-    """The rows without times, in an order that does not depend on who was first."""
+    """The rows without times, in an order that does not depend on which came first."""
     rows = [{key: value for key, value in row.items() if key not in TIMED} for row in read_rows(out / "rows.jsonl")]
     return sorted(rows, key=lambda row: str(row["key"]))
 

@@ -1,4 +1,4 @@
-"""The README's answer to "does TACG help?" is that of the rows."""
+"""What README and docs answer to "does TACG help?" is what the rows say."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tacg.experiments.does_it_help import MARKS, answer, gains, with_help
+from tacg.experiments.does_it_help import MARKS, answer, gains, runs, with_answer, with_runs
 from tacg.records.flat import read_rows
 
 HOME = Path(__file__).parents[2]
@@ -20,10 +20,11 @@ def row(policy: str, accuracy: float, steps: int, n: int = 400, **settings: Any)
     return {**found, "correct": correct, "item_steps": [steps] * n, "accuracy": correct.count("1") / n, "steps": steps}
 
 
-def test_the_readme_is_up_to_date() -> None:
-    readme = (HOME / "README.md").read_text(encoding="utf-8")
-    rows = [each for name in STUDIES for each in read_rows(HOME / "docs" / name / "rows.jsonl")]
-    assert readme == with_help(readme, rows), "run `make decoder-pages`"
+def test_readme_and_docs_are_up_to_date() -> None:
+    points = gains(each for name in STUDIES for each in read_rows(HOME / "docs" / name / "rows.jsonl"))
+    for page, written in (("README.md", with_answer), ("docs/does-it-help.md", with_runs)):
+        text = (HOME / page).read_text(encoding="utf-8")
+        assert text == written(text, points), "run `make decoder-pages`"
 
 
 def test_it_is_compared_with_every_threshold_on_the_same_problems() -> None:
@@ -32,11 +33,12 @@ def test_it_is_compared_with_every_threshold_on_the_same_problems() -> None:
     (point,) = gains([*base, better, row("tacg", 0.1, 5, n=120), row("klass", 1.0, 1)])
     assert point["n"] == 400, "the sample with the most problems"
     assert 0.35 < point["gained"] < 0.45
-    assert "**t: yes.** Clearly better in 1 of 1 runs" in answer([*base, better])
-    assert "**t: no.**" in answer([*base, row("tacg", 0.5, 20)])
+    assert "| t | **yes** | 1 of 1 runs | 0 of 1 runs |" in answer([point])
+    assert "**no, it hurts**" in answer(gains([*base, row("tacg", 0.5, 20)]))
+    assert f"| t | 0 | `tacg` | {100 * better['accuracy']:.1f} | 10.0 | +" in runs([point])
     assert gains([base[0], better]) == [], "one threshold is no frontier"
     assert gains([*base, {**better, "seed": 1}]) == [], "other problems"
     assert "No rows yet" in answer([])
     long = row("confidence", 0.6, 15, n=800, threshold=0.7)
     assert gains([base[1], long, better])[0]["n"] == 400, "a longer row is cut to the first problems"
-    assert MARKS[0] in with_help(f"{MARKS[0]}\n{MARKS[1]}", [])
+    assert MARKS[0] in with_answer(f"{MARKS[0]}\n{MARKS[1]}", [])

@@ -1,4 +1,4 @@
-"""Numbers about numbers: intervals, tests, AUP; rows of evaluations; the picture."""
+"""Intervals, significance tests and AUP; rows of evaluations; plots."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tacg.records.rows import Ledger, write_rows
 from tacg.records.stats import aup, mcnemar, paired_bootstrap, wilson
 from tacg.records.tables import Section, write_page
 from tacg.tasks import get_task
-from tests.cli.test_cli import TACG
+from tests.cli.test_cli import tacg as run_tacg
 
 KEYS = "task model policy n seed accuracy accuracy_ci steps tpf tpf_ratio forwards seconds tokens_per_second"
 
@@ -93,19 +93,16 @@ def test_compare_pairs_gated_policies_with_their_base(llm: tacg.LLM, tmp_path: P
 
 
 def test_the_command_line_evaluates_and_compares(tmp_path: Path) -> None:
-    words = [TACG, "eval", "-t", "pocket-sudoku", "-m", "tiny", "--n", "3", "--seed", "7", "--json", "--watch"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=True)
+    done = run_tacg("eval", "-t", "pocket-sudoku", "-m", "tiny", "--n", "3", "--seed", "7", "--json", "--watch")
     row = json.loads(done.stdout.splitlines()[-1])
     assert (row["task"], row["n"], row["seed"]) == ("pocket-sudoku", 3, 7)
     assert "Solve these 4 by 4 sudokus" in done.stderr
     assert "wrong, expected" in done.stderr
-    words = [TACG, "compare", "-t", "pocket-sudoku", "-m", "tiny", "--n", "2", "--out", str(tmp_path / "run")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=True)
+    done = run_tacg("compare", "-t", "pocket-sudoku", "-m", "tiny", "--n", "2", "--out", str(tmp_path / "run"))
     assert "tacg+klass" in done.stdout
     assert len(read_rows(tmp_path / "run/rows.jsonl")) == 4
     assert (tmp_path / "run/plane.png").is_file()
-    done = subprocess.run([TACG, "tasks", "pocket-code"], capture_output=True, text=True, timeout=60, check=True)
-    assert "def " in done.stdout
+    assert "def " in run_tacg("tasks", "pocket-code").stdout
 
 
 def test_an_experiment_goes_on_where_it_was(llm: tacg.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,22 +218,15 @@ def test_diagnosis_counts_every_proposal(llm: tacg.LLM, tmp_path: Path) -> None:
 def test_every_experiment_has_a_glance(tmp_path: Path) -> None:
     for words in (["ablate"], ["sweep", "frontier"], ["sweep", "fig3"], ["sweep", "fig4"], ["diagnose"]):
         out = tmp_path / "-".join(words)
-        done = subprocess.run(
-            [TACG, *words, "-m", "tiny", "--quick", "--out", str(out)],
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=True,
-        )
-        assert "pocket-sudoku" in done.stdout
+        assert "pocket-sudoku" in run_tacg(*words, "-m", "tiny", "--quick", "--n", "4", "--out", str(out)).stdout
         assert (out / "page.html").is_file()
         assert list(out.glob("*.png"))
         assert read_rows(out / "rows.jsonl")
 
 
 def test_the_report_is_drawn_from_rows(tmp_path: Path) -> None:
-    words = [TACG, "report", "--quick", "-m", "tiny", "--home", str(tmp_path / "rows"), "--out", str(tmp_path / "r.md")]
-    subprocess.run([*words, "--jobs", "2"], capture_output=True, timeout=900, check=True)
+    words = ["report", "--quick", "-m", "tiny", "--home", str(tmp_path / "rows"), "--out", str(tmp_path / "r.md")]
+    assert run_tacg(*words, "--jobs", "2").returncode == 0
     rows = (tmp_path / "rows/rows.jsonl").read_bytes()
     report = (tmp_path / "r.md").read_text()
     for row in read_rows(tmp_path / "rows/rows.jsonl"):
@@ -245,13 +235,13 @@ def test_the_report_is_drawn_from_rows(tmp_path: Path) -> None:
     pictures = re.findall(r"\]\((.*?\.png)\)", report)
     assert len(pictures) == 6
     assert all((tmp_path / picture).is_file() for picture in pictures)
-    subprocess.run(words, capture_output=True, timeout=900, check=True)
+    assert run_tacg(*words).returncode == 0
     assert (tmp_path / "r.md").read_text() == report, "from the same rows the same report"
     assert (tmp_path / "rows/rows.jsonl").read_bytes() == rows, "nothing was decoded twice"
 
 
 def test_processes_of_their_own_append_to_one_file_or_say_why_not(tmp_path: Path) -> None:
-    """Rows larger than any buffer, from processes at once, arrive whole; a process that fails is quoted."""
+    """Rows larger than any buffer, from several processes at once, arrive whole; a failing process is quoted."""
     program = "from pathlib import Path; from tacg.records.rows import write_rows; import sys\n"
     program += "for number in range(200): write_rows(Path(sys.argv[1]), [{'from': sys.argv[2], 'long': 'x' * 20000}])"
     children = [

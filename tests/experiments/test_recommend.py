@@ -1,4 +1,4 @@
-"""The recommendation: it finds what is there to find within its budget, on problems that it does not report on."""
+"""The recommendation finds good settings within its budget, on problems that it does not report on."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_little_time_goes_to_few_settings() -> None:
 
 
 def test_what_is_faster_than_hopeless_is_not_tried() -> None:
-    """A decoder that is far off at a careful value is not asked to hurry."""
+    """If a decoder is far off at a careful value, its faster values are not tried."""
     world = World({"good": (0.9, 20), "bad": (0.3, 20)})
     it = Race(world, 0.02, 1e6, clock=lambda: world.now)
     it.run([Candidate(spec, {}, f"{spec} {place}", place=place) for place in (3, 2, 4) for spec in ("good", "bad")])

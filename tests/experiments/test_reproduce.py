@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from tacg import TacgError
 from tacg.engine.request import resolve
 from tacg.experiments.evaluate import settings_of
 from tacg.experiments.reproduce import NAMES, Stage, paper, plan, runs_of, tables
-from tests.cli.test_cli import ROOT, TACG, tacg
+from tests.cli.test_cli import ROOT, tacg
 
 SOURCE = ROOT.parent / "shared/paper/tacg.tex"
 needs_paper = pytest.mark.skipif(not SOURCE.is_file(), reason="the paper's source is not here")
@@ -135,15 +134,15 @@ def test_differences_are_in_problems() -> None:
 
 
 def test_a_rehearsal_runs_and_goes_on(tmp_path: Path) -> None:
-    words = [TACG, "reproduce", "table3", "--model", "tiny", "--n", "1", "--out", str(tmp_path), "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=True)
+    words = ["reproduce", "table3", "--model", "tiny", "--n", "1", "--out", str(tmp_path), "--json"]
+    done = tacg(*words)
     rows = json.loads(done.stdout.splitlines()[-1])["table3"]
     assert [row["paper"]["accuracy"] for row in rows] == [line.accuracy for line in runs_of("table3")]
     assert len(list(tmp_path.glob("*.jsonl"))) == 12
     assert (tmp_path / "table3/page.html").is_file()
     before = {file: file.read_bytes() for file in tmp_path.glob("*.jsonl")}
     next(iter(before)).unlink()
-    done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=True)
+    done = tacg(*words)
     assert {file: file.read_bytes() for file in tmp_path.glob("*.jsonl")} == before
     again = json.loads(done.stdout.splitlines()[-1])["table3"]
     assert sum(row["tokens_per_second"] > 0 for row in again) == 1, "only what was missing was decoded"

@@ -1,9 +1,8 @@
-"""The tuner: finds what is there to find, repeats, resumes, and writes presets that everything accepts."""
+"""The tuner finds good knobs, is reproducible, resumes, and writes presets that every command accepts."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from tacg.experiments.tune import Range, agreement, by_agreement, by_labels, cho
 from tacg.records.rows import Ledger
 from tacg.records.stats import front
 from tacg.tasks import get_task
-from tests.cli.test_cli import TACG
+from tests.cli.test_cli import tacg as run_tacg
 
 
 def bowl(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -77,27 +76,13 @@ def test_presets_are_accepted_everywhere(tmp_path: Path, llm: tacg.LLM) -> None:
 
 
 def test_the_command_line_tunes_with_and_without_labels(tmp_path: Path) -> None:
-    words = [TACG, "tune", "-m", "tiny", "-t", "pocket-sudoku", "--quick", "--json", "--out", str(tmp_path)]
+    words = ["tune", "-m", "tiny", "-t", "pocket-sudoku", "--quick", "--json", "--out", str(tmp_path)]
     for more in ([], ["--no-labels"]):
-        done = subprocess.run([*words, *more], capture_output=True, text=True, timeout=120, check=True)
-        found = json.loads(done.stdout.splitlines()[-1])
+        found = json.loads(run_tacg(*words, *more).stdout.splitlines()[-1])
         assert found["front"]
         assert Path(found["preset"]).is_file()
     mine = tmp_path / "mine.txt"
     mine.write_text("One prompt\n\nAnother\n")
-    words = [
-        TACG,
-        "tune",
-        "-m",
-        "tiny",
-        "--prompts",
-        str(mine),
-        "-s",
-        "gen_length=8",
-        "--quick",
-        "--out",
-        str(tmp_path),
-    ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
-    assert "agreement with one token per step" in done.stdout
+    words = ["tune", "-m", "tiny", "--prompts", str(mine), "-s", "gen_length=8", "--quick", "--out", str(tmp_path)]
+    assert "agreement with one token per step" in run_tacg(*words).stdout
     assert (tmp_path / "mine.tacg.no-labels.toml").is_file()

@@ -1,4 +1,4 @@
-"""Sound documents, and what may happen to them on the way: values of any kind, missing fields, cut or flipped bytes."""
+"""Valid documents and ways to damage them: values of any kind, missing fields, cut or flipped bytes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def one(document: Any) -> bytes:
 
 
 def survives(action: Callable[[], Any]) -> None:
-    """It works, or it is refused in a sentence. Nothing else may come out."""
+    """It works, or it is refused with a clear message. Nothing else may happen."""
     told = "It works."
     try:
         action()

@@ -1,4 +1,4 @@
-"""Two hundred broken checkpoints: each loads, or is refused in one clear sentence. Nothing else may come out."""
+"""Two hundred broken checkpoints: each loads, or is refused with one clear sentence. Nothing else may happen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings as people type them, and as other engines hand them over: each is taken or refused in a sentence."""
+"""Settings as people type them, and as other engines pass them: each is accepted or refused with a clear message."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_every_policy_that_fits_a_block(llm: tacg.LLM, policy: str) -> None:
 
 
 def test_rows_of_a_batch_are_alone_and_wait_for_nobody(llm: tacg.LLM) -> None:
-    """A row that has ended keeps its masks, so its blocks never end; the others must not notice."""
+    """A row that has ended keeps its masks, so its blocks never fill; this must not affect the other rows."""
     prompts = [prompt[:9] for prompt in some_prompts(12, seed=1) if len(prompt) >= 9]
     together, forwards = run(llm, prompts, gen_length=55)
     alone = [run(llm, [prompt], gen_length=55) for prompt in prompts]

@@ -103,7 +103,7 @@ def test_a_model_with_a_qwen_body(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("default")
 def test_a_machine_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness asks for cuda:0 where the user says nothing; a user who says so is told."""
+    """The harness asks for cuda:0 if the user names no device; a user who names it gets an error."""
     pytest.importorskip("lm_eval")
     from tacg.integrations.lm_eval import TacgLM
 

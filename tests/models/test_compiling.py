@@ -19,7 +19,7 @@ from tacg.models.tiny import write_checkpoint
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    """Nothing is known from before, and nobody who comes after knows of this."""
+    """Nothing compiled earlier is reused here, and later tests reuse nothing from here."""
     torch._dynamo.reset()
     counters.clear()
     yield
@@ -51,7 +51,7 @@ def test_nothing_is_compiled_twice(family: str, pieces: int, tmp_path: Path) -> 
 
 
 def test_load_compiles(tmp_path: Path) -> None:
-    """On the first forward, which nobody waits for here: a C++ compiler takes a while."""
+    """On the first forward, which is skipped here because the C++ compiler takes a while."""
     plain, compiled = tacg.load(write_checkpoint(tmp_path)), tacg.load(tmp_path, compile=True)
     steps = [[vars(layer).keys() & {"before", "after"} for layer in steps_of(llm)] for llm in (plain, compiled)]
     assert steps == [[set(), set()], [{"before", "after"}] * 2]

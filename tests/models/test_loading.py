@@ -53,7 +53,7 @@ SIZES = ("d_model", "n_heads", "n_kv_heads", "mlp_hidden_size", "vocab_size", "e
 
 @pytest.fixture
 def no_hang() -> Iterator[None]:
-    """To open a pipe is to wait for ever; a test that does shall fail."""
+    """Opening a pipe waits forever; a test that does so must fail."""
     signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.alarm(120)
     yield

@@ -1,4 +1,4 @@
-"""The model inside the package: it is small, it ships, its record is its own, and it can do what the record says."""
+"""The built-in model: it is small, it is in the package, and it can do what its measured rows say."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_it_does_what_its_record_says(pocket: tacg.LLM, task: str) -> None:
 
 
 def test_the_command_line_answers_with_it() -> None:
-    """No option names a model: pocket is what people meet first."""
+    """Without an option that names a model, pocket is used."""
     (problem,) = get_task("pocket-math").problems("test", 1, seed=1)
     words = [Path(sys.executable).with_name("tacg"), "generate", problem.prompt, "--json"]
     done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120)

@@ -1,4 +1,4 @@
-"""Smaller weights: how far they are from the full ones, what is packed, what is refused, and that rows stay apart."""
+"""Packed weights: their error, what is packed, what is refused, and that rows do not influence each other."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ dist.destroy_process_group()
 
 
 def both(place: Path) -> list[dict[str, object]]:
-    """What the two processes say."""
+    """The output of the two processes."""
     command = [sys.executable, "-W", "ignore", "-c", PROCESS, str(place)]
     started = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
     told = [process.communicate(timeout=240)[0] for process in started]

@@ -102,7 +102,7 @@ def sched(
     task: Task, denoise: Denoise, *, tau: float, shape: str, high: float, low: float, curvature: float,
     max_change: float | None,
 ) -> Trace:  # fmt: skip
-    """SchED over a threshold: all that is left at once when its mean logit gap reaches the bar of the hour."""
+    """SchED over a threshold: everything that is left, once its mean logit gap reaches the current bar."""
     trace, last = Trace(task, denoise), dict[int, int]()
     for start, stop, steps in task.blocks():
         for step in range(steps):

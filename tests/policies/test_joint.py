@@ -48,7 +48,7 @@ def test_a_full_block_is_read_again_so_often_at_most(most: int, stays: list[bool
 
 
 def test_a_cache_of_blocks_keeps_what_a_block_is_in_the_end(tmp_path: Path) -> None:
-    """Its home are models that see by blocks: what is kept of a block must be what it was edited to."""
+    """It is made for models that see by blocks: the cache of a block must hold the edited tokens."""
     llm = tacg.load(write_checkpoint(tmp_path / "model", family="llada2", seed=2, liveliness=4.0))
     settings = {"gen_length": 96, "block_length": 32, "early_stop": False, "threshold": 0.3}
     kept, anew = (llm.generate("Hello there", "joint", **settings, cache=cache) for cache in ("block", "none"))

@@ -1,4 +1,4 @@
-"""Pages of decoders: one for each, made of one source, and never stale."""
+"""Decoder pages: one for each decoder, generated from one source, and up to date."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tacg import TacgError
-from tacg.policies.pages import HEADINGS, about, page, pages, with_table
+from tacg.policies.pages import HEADINGS, about, page, pages
 from tacg.policies.recommended import choice, recommendations, recommended, with_choice
 from tacg.policies.registry import BUILT_IN
 from tacg.records.flat import read_rows
@@ -28,7 +28,7 @@ def test_pages_are_up_to_date() -> None:
     stale = [name for name, text in expected.items() if (folder / name).read_text(encoding="utf-8") != text]
     assert not stale, HINT
     readme = (HOME / "README.md").read_text(encoding="utf-8")
-    assert readme == with_choice(with_table(readme, "docs/decoders/"), rows("arena"), "docs/decoders/"), HINT
+    assert readme == with_choice(readme, rows("arena"), "docs/decoders/"), HINT
     assert recommended() == recommendations(rows("arena")), HINT
 
 
@@ -37,10 +37,13 @@ def test_the_choice_weighs_forwards_against_accuracy() -> None:
     settings = [("careful", 0.90, 96.0), ("good(bound=0.1)", 0.885, 20.0), ("fast", 0.81, 5.0), ("hasty", 0.5, 2.0)]
     rows = [{**row, "policy": name, "accuracy": right, "forwards": 500 * calls} for name, right, calls in settings]
     few = {**row, "policy": "lucky", "accuracy": 1.0, "forwards": 8, "n": 8}
-    *_, line = choice([*rows, few], "d/").splitlines()
-    assert all(name in cell for name, cell in zip(("careful", "good", "fast"), line.split("|")[2:5], strict=True))
-    assert "[`good(bound=0.1)`](d/good.md): 88.5 % [80.0, 95.0] in 20.0 forwards" in line
-    assert "lucky" not in line
+    text = choice([*rows, few, {**rows[0], "n": 100, "accuracy": 0.1}], "d/")  # fewer problems hide nothing
+    lines = [line.split(" | ")[1:3] for line in text.splitlines() if line.startswith("| t |")]
+    assert [goal for goal, _ in lines] == ["most accurate", "fastest within 2 points of that", lines[2][0]]
+    assert [name.partition("`]")[0] for _, name in lines] == ["[`careful", "[`good(bound=0.1)", "[`fast"]
+    assert "[`good(bound=0.1)`](d/good.md) | 88.5 [80.0, 95.0] | 20.0 |" in text
+    assert "lucky" not in text
+    assert "| t | most accurate and fastest within 2 points of that |" in choice(rows[1:3], "d/"), "said once"
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -66,5 +69,5 @@ def test_a_page_tells_knobs_needs_and_figures() -> None:
 def test_a_policy_without_a_page_is_refused() -> None:
     with pytest.raises(TacgError, match=r"about/nobody\.md"):
         about("nobody")
-    with pytest.raises(TacgError, match="table of policies"):
-        with_table("no marks here", "")
+    with pytest.raises(TacgError, match="which decoder"):
+        with_choice("no marks here", [], "")

@@ -64,7 +64,7 @@ def test_what_was_held_back_is_not_promoted() -> None:
 
 
 def test_the_gate_never_stalls_and_one_length_serves_all() -> None:
-    """Persistence of 3 holds back everybody; in the third step base and promotion pass together."""
+    """Persistence of 3 holds everything back; in the third step base commits and promotions pass together."""
     frames = [[(2, 0.94), (3, 0.93), (4, 0.92), (5, 0.85)]]
     assert decode(get_policy("tacg-released", **LLADA), frames) == ["0f", "1f", "2b 3e"]
 

@@ -35,7 +35,7 @@ def test_several_high_ones_or_the_surest() -> None:
 
 
 def test_two_guesses_that_agree_settle_the_end() -> None:
-    """Up to 2, up to 3, which is close enough; what the third says is not heard any more."""
+    """Up to 2, then up to 3, which is close enough; the third step no longer changes the cycle's end."""
     wider = [0.0, 0.4, 0.35, 0.3, 0.1, 0.1]
     _, ends = play(get_policy("slowfast", k=3), LOW, wider, [0.0, 0.0, 0.4, 0.4, 0.4, 0.4])
     assert ends == [3, 4, 4]

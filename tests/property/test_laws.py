@@ -1,4 +1,4 @@
-"""The laws of the design, each as a property of everything that hypothesis can think of."""
+"""The laws of the design, each as a property test with hypothesis."""
 
 from __future__ import annotations
 
@@ -319,7 +319,7 @@ CONTEXT = {
 
 
 def _behaviour(policy: tacg.Policy, settings: dict[str, Any]) -> list[Any]:
-    """All that a decode shows, over a handful of worlds; EOS is common enough to end some of them."""
+    """Everything that a decode reports, over a few random worlds; EOS is common enough to end some of them."""
     shown = []
     for seed in range(10):
         # The last worlds are so sure of themselves that confidences of exactly 1 occur.

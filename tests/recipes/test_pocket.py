@@ -31,7 +31,7 @@ def command(run: Path, steps: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of twelve steps that nobody disturbed; it crosses from one shard into the next."""
+    """A run of twelve steps without interruption; it crosses from one shard into the next."""
     run = tmp_path_factory.mktemp("whole")
     subprocess.run(command(run, 12), check=True, timeout=300, capture_output=True)
     assert len(json.loads((run / "shards.json").read_text())) > 1

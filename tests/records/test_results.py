@@ -1,4 +1,4 @@
-"""Results files: whatever happens on the way, the file that a run ends with is the same."""
+"""Results files: whatever interrupts a run, the final file is the same."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from tacg.records.tabulate import rows_of, tables
 from tacg.tasks import get_task
 from tacg.trace import read_trace
 from tests.cli.test_cli import ROOT, TACG
+from tests.cli.test_cli import tacg as run_tacg
 
 DOCS = ROOT / "docs"
 
@@ -178,7 +179,7 @@ def test_rows_of_experiments_that_cannot_be_are_named(
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_link_stays_a_link(llm: tacg.LLM, tmp_path: Path, whole: bytes, there: bool) -> None:
-    """Rows go through it to the file, which keeps its mode; nothing else is left beside either."""
+    """Rows go through the link to the file, which keeps its mode; no other files are left behind."""
     target, link = tmp_path / "disk/run.jsonl", tmp_path / "run.jsonl"
     target.parent.mkdir()
     link.symlink_to(target)
@@ -232,7 +233,7 @@ def test_two_writers_are_one_too_many(llm: tacg.LLM, tmp_path: Path, whole: byte
 
 
 def test_a_failed_row_is_no_result(llm: tacg.LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row has unusable logits: the others are kept, the run ends with the error, and mended it goes on."""
+    """One row has unusable logits: the others are kept, the run ends with the error, and can be resumed later."""
     path, real = tmp_path / "run.jsonl", llm.model.forward  # type: ignore[attr-defined]
     calls = []
 
@@ -257,15 +258,16 @@ import tacg
 from tacg.experiments.evaluate import evaluate
 from tacg.tasks import get_task
 
-path, kills = Path(sys.argv[1]), int(sys.argv[2])
-llm, task, rng = tacg.load("tiny"), get_task("pocket-sudoku"), random.Random(0)
+whole, path, kills = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+llm, task, rng = tacg.load("tiny"), get_task("pocket-math"), random.Random(0)
 
-def go_on():
+def go_on(path=path):
     evaluate(llm, task, "tacg", n=64, batch_size=4, settings={"gen_length": 12}, out=path, resume=True)
 
 def size():
     return path.stat().st_size if path.exists() else 0
 
+go_on(whole)
 for _ in range(kills):
     enough = size() + rng.randrange(600)  # bytes: anywhere from before the first row to the third
     child = os.fork()  # quicker than starting python anew, and as dead afterwards
@@ -284,11 +286,9 @@ go_on()
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked children")
 def test_killed_twenty_times_it_ends_with_the_same_file(tmp_path: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    lines = []
-    for name, kills in (("whole", 0), ("killed", 20)):
-        words = [sys.executable, "-c", textwrap.dedent(KILLER), str(tmp_path / name), str(kills)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=1800, check=True, env=environment)
-        lines = [int(word) for word in done.stdout.split()]
+    words = [sys.executable, "-c", textwrap.dedent(KILLER), str(tmp_path / "whole"), str(tmp_path / "killed"), "20"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=1800, check=True, env=environment)
+    lines = [int(word) for word in done.stdout.split()]
     assert len(lines) == 20
     assert lines[0] < 64, "killed on the way"
     assert lines == sorted(lines), "nothing that was written is lost"
@@ -298,7 +298,8 @@ def test_killed_twenty_times_it_ends_with_the_same_file(tmp_path: Path) -> None:
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
-    words = [TACG, "eval", "-t", "pocket-sudoku", "-m", "tiny", "--n", "4000", "--out", str(path)]
+    words = [TACG, "eval", "-t", "pocket-math", "-m", "tiny", "--n", "400", "--batch-size", "2"]
+    words += ["--out", str(path)]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
         while not path.exists() or len(path.read_bytes().splitlines()) < 3:
             assert process.poll() is None
@@ -327,13 +328,10 @@ def test_tables_in_every_form(llm: tacg.LLM, tmp_path: Path) -> None:
         path.write_bytes(b"".join(kept))
     assert not any("base" in row for row in rows_of(begun)), "three problems each, but others"
     files[1].write_bytes(b"".join(lines[:4]))
-    done = subprocess.run(
-        [TACG, "table", *map(str, files), "--format", "markdown", "--plot", str(tmp_path / "plane.png")],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    done = run_tacg("table", *map(str, files), "--format", "markdown", "--plot", str(tmp_path / "plane.png"))
     assert "| tacg | 3 of 6 |" in done.stdout
     assert (tmp_path / "plane.png").is_file()
-    done = subprocess.run([TACG, "table", "nowhere.jsonl"], capture_output=True, text=True, timeout=60, check=False)
+    done = run_tacg("table", "nowhere.jsonl")
     assert (done.returncode, "cannot be read" in done.stderr) == (2, True)
 
 

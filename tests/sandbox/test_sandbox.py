@@ -1,4 +1,4 @@
-"""Attacks on the sandbox. Each is bounded, so that a hole would be found and not felt."""
+"""Attacks on the sandbox. Each is bounded, so that a hole would be noticed without doing harm."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_the_root_holds_pythons_library_and_nothing_else() -> None:
 
 
 def test_a_value_does_not_keep_the_judge_busy() -> None:
-    """An answer's class is not asked for anything; what an answer writes into the pipe costs its seconds at most."""
+    """No method of an answer's class is called; writing into the pipe costs the answer its time limit at most."""
     lies = """
         from fractions import Fraction
 

@@ -1,4 +1,4 @@
-"""Ray: many replicas, lost ones included, give what one model gives."""
+"""Ray: many replicas give what one model gives, even if some are lost."""
 
 from __future__ import annotations
 
@@ -115,18 +115,12 @@ def test_a_model_with_a_qwen_body(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_cluster")
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_whole_files(llm: tacg.LLM, tmp_path: Path, kind: str) -> None:
-    import pandas
-
+def test_whole_files(llm: tacg.LLM, tmp_path: Path) -> None:
     from tacg.scale import generate
 
     rows = [{"id": f"row-{number}", "prompt": "word " * (1 + number % 5)} for number in range(10)]
-    source, out = tmp_path / f"in.{kind}", tmp_path / "out.jsonl"
-    if kind == "jsonl":
-        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    else:
-        pandas.DataFrame(rows).to_parquet(source)
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert generate(source, out, model="tiny", batch_size=3, **SHORT) == 10, "on two cores, and as many as fit"
     whole = out.read_bytes()
     header, answers = read_journal(out)
@@ -143,6 +137,21 @@ def test_whole_files(llm: tacg.LLM, tmp_path: Path, kind: str) -> None:
         generate(source, out, model="tiny", batch_size=3, replicas=1, resume=True, **SHORT)
     with pytest.raises(TacgError, match=r"decode\.gen_length: 12 there, 16 here"):
         generate(source, out, model="tiny", resume=True, gen_length=16, block_length=6)
+
+
+@pytest.mark.usefixtures("_cluster")
+def test_a_parquet_file(llm: tacg.LLM, tmp_path: Path) -> None:
+    import pandas
+
+    from tacg.scale import generate
+
+    rows = [{"id": f"row-{number}", "prompt": "word " * (1 + number)} for number in range(3)]
+    source, out = tmp_path / "in.parquet", tmp_path / "out.jsonl"
+    pandas.DataFrame(rows).to_parquet(source)
+    assert generate(source, out, model="tiny", replicas=1, **SHORT) == 3
+    _, answers = read_journal(out)
+    found = [(each["id"], each["text"]) for each in answers]
+    assert found == [(row["id"], llm.generate(row["prompt"], **SHORT).text) for row in rows]
 
 
 def test_mistakes_of_files(tmp_path: Path) -> None:

@@ -212,7 +212,7 @@ def test_tiles_equal_the_readable_scan(dtype: torch.dtype, vocabulary: int, kind
 @pytest.mark.parametrize("vocabulary", [3, 17_001])
 @pytest.mark.parametrize("low", [-100.0, -1e6, -1e9, -torch.inf])
 def test_a_token_that_is_forbidden_later_was_there_before(low: float, vocabulary: int) -> None:
-    """The past is what it was, whatever the present says: also where the scan has to undo a step to know it."""
+    """Past values do not depend on the current step, even where the scan has to undo a step to compute them."""
     first = torch.full((1, vocabulary), -20.0)
     first[0, :3] = torch.tensor([2.0, 5.0, 0.0])
     then = first.clone()

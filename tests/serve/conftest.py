@@ -73,7 +73,7 @@ def running(llm: Any, limits: Limits | None = None, access: Access | None = None
 
 @pytest.fixture(scope="session")
 def served(llm: tacg.LLM) -> Iterator[Running]:
-    """One server for all tests that leave it as it was."""
+    """One server for all tests that do not change it."""
     with running(llm) as made:
         yield made
 

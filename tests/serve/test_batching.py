@@ -1,4 +1,4 @@
-"""Requests under load: nobody's answer, failure, slowness or leaving is noticed by anybody else."""
+"""Requests under load: no request is affected by another's answer, failure, slowness or disconnection."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def knock(server: Running, body: dict[str, Any], path: str = "/v1/completions") 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_disconnects_costs_no_more_forwards(llm: tacg.LLM, stream: bool) -> None:
-    """Two hundred clients come, half of those that wait for a place leave, then everybody."""
+    """Two hundred clients connect, half of those that wait disconnect, then all the others."""
     slow = faulty(llm, slow=0.01)
     model: Any = slow.model
     body = {"model": "tiny", "prompt": "a", "gen_length": 500, "early_stop": False, "policy": "schedule"}

@@ -1,4 +1,4 @@
-"""The official client against a real server: it works unchanged, and what we cannot do is refused, not ignored."""
+"""The official client works unchanged with a real server; unsupported options are refused, not ignored."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def test_generate(
 def test_the_form_of_an_answer(
     browser: Any, server: Running, pocket: tacg.LLM, examples: dict[str, Example], tmp_path: Path
 ) -> None:
-    """A schema is asked for and held to, in the colour of what was forced; what is no JSON is not sent."""
+    """A schema is sent and satisfied, forced tokens have their own colour, and invalid JSON is not sent."""
     schema = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
     visit = Visit(browser, server.url)
     with visit as page:
@@ -593,7 +593,7 @@ def cut_short(route: Any) -> None:
 def test_errors_are_plain(
     browser: Any, faulty: Running, pocket: tacg.LLM, examples: dict[str, Example], tmp_path: Path
 ) -> None:
-    """And what had come stays: of a row that fails, a connection that is cut, an answer that ends in mid-sentence."""
+    """What had arrived stays on the page if a row fails, a connection is cut, or a response ends early."""
     example = examples["math"]
     with Visit(browser, faulty.url, known="400|ERR_INCOMPLETE_CHUNKED") as page:
 
@@ -645,7 +645,7 @@ def test_errors_are_plain(
 
 
 def dropped(server: Running) -> int:
-    """How many rows the server let go of before their end."""
+    """How many rows the server dropped before their end."""
     with server.http() as http:
         found = re.search(r'^tacg_rows_total\{how="dropped"\} (\d+)', http.get("/metrics").text, re.MULTILINE)
     return int(found[1]) if found else 0

@@ -1,4 +1,4 @@
-"""What strangers may do: nothing without the key, nothing from other sites' pages; no body makes the server stumble."""
+"""Strangers: no access without the key or from other sites' pages, and no request body breaks the server."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def askable(draw: Any) -> dict[str, Any]:
 
 
 def post(http: httpx2.Client, path: str, content: bytes) -> httpx2.Response:
-    """Whatever it is, it gets an answer of the right shape, and no fault of ours."""
+    """Every request gets a response of the right shape, and never an internal error."""
     answer = http.post(path, content=content, headers={"content-type": "application/json"})
     assert answer.status_code < 500, answer.text
     if answer.status_code != 200:

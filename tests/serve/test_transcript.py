@@ -20,7 +20,7 @@ EOS, MASK = 256, 257
 
 
 class Bytes:
-    """A tokenizer with one token for every byte: characters are cut in the middle as often as can be."""
+    """A tokenizer with one token per byte, so that characters are often cut in the middle."""
 
     def __init__(self) -> None:
         vocabulary = {letter: number for number, letter in enumerate(LETTERS)} | {"<eos>": EOS}
@@ -106,7 +106,7 @@ def test_pieces_are_the_text(
 
 
 def test_what_was_given_is_certain() -> None:
-    """A canvas with holes: given tokens settle with what is to their left, and nobody chose them."""
+    """A canvas with holes: given tokens settle with what is to their left, and are not commits."""
     given = ids_of(b"abc")
     transcript = Transcript(LLM, tokens=True)
     step = Step(0, 1, 0, (given[0], given[1], MASK), (Commit(1, given[1], 1, "base", 0.5),), (), 2)

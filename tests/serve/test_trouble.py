@@ -1,4 +1,4 @@
-"""Devices that fail: no memory costs a few rows some time, a device that is gone ends the server, and says so."""
+"""Failing devices: running out of memory delays a few rows; a lost device stops the server with a message."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def tight(llm: tacg.LLM, rows: int, **how: Any) -> tuple[tacg.LLM, Tight]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_too_many_rows_for_memory_take_turns(llm: tacg.LLM, stream: bool) -> None:
-    """On a CPU even those that have been shown: they go on to the letter."""
+    """On a CPU even rows that were partly streamed, since they continue with exactly the same text."""
     small, model = tight(llm, 3)
     many = requests(16)
     with running(small, Limits(rows=8)) as server, ThreadPoolExecutor(16) as pool:
@@ -76,7 +76,7 @@ def test_too_many_rows_for_memory_take_turns(llm: tacg.LLM, stream: bool) -> Non
 def test_where_answers_may_differ_what_was_shown_is_not_started_again(
     llm: tacg.LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows that nobody has seen anything of make room first, the youngest of them."""
+    """Rows of which nothing was streamed yet make room first, the youngest of them."""
     monkeypatch.setattr(batcher, "repeats", lambda model: False)
     small, model = tight(llm, 4, slow=0.01)
     with running(small, Limits(rows=8)) as server, ThreadPoolExecutor(4) as pool:

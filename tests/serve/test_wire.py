@@ -1,4 +1,4 @@
-"""One request must not freeze the server: whatever is sent, however slowly, the others are answered meanwhile."""
+"""No request freezes the server: whatever is sent, however slowly, other requests are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sent(server: Running, *parts: bytes) -> Iterator[socket.socket]:
 
 
 def rest(connection: socket.socket) -> bytes:
-    """All that comes until the server closes; a connection that stays open is an error."""
+    """Everything received until the server closes; a connection that stays open is an error."""
     found = b""
     with contextlib.suppress(ConnectionError):
         while more := connection.recv(1 << 16):
@@ -88,7 +88,7 @@ def test_who_never_asks_keeps_nobody_out(llm: tacg.LLM, begun: bytes) -> None:
 
 @pytest.mark.parametrize("before", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 def test_heads_have_a_deadline(llm: tacg.LLM, before: bytes) -> None:
-    """So has the second one on a connection."""
+    """The same limit holds for the second request on a connection."""
     with running(llm, Limits(head=0.3)) as server, sent(server, before, b"GET /health HT") as slow:
         assert b"200 OK" in rest(slow) if before else not rest(slow)
         wait_until(lambda: not server.server.server_state.connections)
@@ -96,7 +96,7 @@ def test_heads_have_a_deadline(llm: tacg.LLM, before: bytes) -> None:
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_two_lengths_are_refused(served: Running, version: str) -> None:
-    """Or a proxy in front, which believes the other one, takes the rest for somebody's next request."""
+    """Otherwise a proxy that believes the other length takes the rest for the next client's request."""
     lengths = "Transfer-Encoding: chunked\r\n" + ("Content-Length: 5\r\n" if version == "1.1" else "")
     head = f"POST /v1/completions HTTP/{version}\r\n{HEAD}{lengths}\r\n".encode()
     with sent(served, head, b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") as connection:
@@ -169,7 +169,7 @@ def test_noise_after_a_request_is_no_fault_of_ours(served: Running, caplog: pyte
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
 def test_no_depth_makes_the_server_stumble(http: httpx2.Client, path: str, opening: str) -> None:
-    """Just so deep that it can be parsed, but perhaps not looked at."""
+    """Nested as deeply as can be parsed, but perhaps not traversed."""
     closing = "]" if opening == "[" else "}"
     for depth in range(900, 1000, 6):
         deep = opening * depth + "1" + closing * depth
@@ -225,7 +225,7 @@ def test_a_replay_that_fails_fails_alone(
 
 @contextlib.contextmanager
 def answering(server: Running) -> Iterator[None]:
-    """The event loop must not be what does it: nothing here may be called in its thread."""
+    """Slow work must not run in the event loop: none of these may be called in its thread."""
     found = [each for each in threading.enumerate() if each is server.thread]
     decode, ours = server.service.llm.tokenizer.decode, threading.get_ident
 
@@ -242,7 +242,7 @@ def answering(server: Running) -> Iterator[None]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_logprobs_are_found_beside_the_event_loop(served: Running, stream: bool) -> None:
-    """They are found by decoding again and again: seconds for 16 answers of 1,024 tokens."""
+    """Offsets are found by decoding repeatedly: seconds for 16 answers of 1,024 tokens."""
     body = {"model": "tiny", "prompt": "a", "logprobs": 0, "n": 4, "temperature": 1, "stream": stream}
     with answering(served), served.http() as http:
         answer = http.post("/v1/completions", json=body)

@@ -235,7 +235,7 @@ def test_numbers_in_words_are_read_back(number: int) -> None:
 
 
 def in_words(number: int) -> str:
-    """A number as English spells it, written anew: the reader must not be its own judge."""
+    """A number in English words, by separate code: the reader must not check itself."""
     for size, name in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million"), (1000, "thousand")):
         if number >= size:
             rest = f" {in_words(number % size)}" if number % size else ""
@@ -492,7 +492,7 @@ def test_the_test_split_of_mbpp() -> None:
 
 @public
 def test_gold_answers_are_equal_to_themselves_by_algebra() -> None:
-    """The comparison of letters would hide what algebra cannot read."""
+    """Comparing strings would hide what the algebra cannot parse."""
     problems = get_task("math500", data=str(PUBLIC / SETS["math500"][0])).problems(n=60, seed=1)
     golds = [problem.data["gold"] for problem in problems]
     assert [gold for gold in golds if not same_by_algebra(gold, f"\\boxed{{{gold}}}")] == []

@@ -1,4 +1,4 @@
-"""What pocket is hinted to know is what it was trained on."""
+"""What we tell people that pocket knows is what it was trained on."""
 
 from __future__ import annotations
 

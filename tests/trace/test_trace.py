@@ -18,7 +18,7 @@ from tacg.errors import TacgError
 from tacg.models.tiny import write_checkpoint
 from tacg.trace import Trace, read_trace, record, replay, trace_of
 from tacg.trace.player import write_player
-from tests.cli.test_cli import TACG
+from tests.cli.test_cli import tacg as run_tacg
 from tests.revising import Reviser
 
 SETTINGS = {"gen_length": 24, "block_length": 12, "early_stop": False}
@@ -136,7 +136,7 @@ def test_a_trace_of_the_first_edition_opens(llm: tacg.LLM, tmp_path: Path) -> No
 
 
 def test_reading_a_trace_takes_no_torch() -> None:
-    """A server makes players in a process of its own, which should begin at once."""
+    """A server writes players in a separate process, which should start quickly."""
     code = "import sys, tacg.serve.replay; from tacg.trace import read_trace; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
@@ -181,27 +181,14 @@ def test_the_player_in_a_real_browser(llm: tacg.LLM, tmp_path: Path) -> None:
 
 
 def test_the_command_line_records_and_replays(tmp_path: Path) -> None:
-    words = [
-        TACG,
-        "trace",
-        "-t",
-        "pocket-sudoku",
-        "-p",
-        "confidence",
-        "-p",
-        "tacg",
-        "-m",
-        "tiny",
-        "--out",
-        str(tmp_path),
-    ]
-    subprocess.run(words, capture_output=True, timeout=120, check=True)
+    words = ["trace", "-t", "pocket-sudoku", "-p", "confidence", "-p", "tacg", "-m", "tiny", "--out", str(tmp_path)]
+    assert run_tacg(*words).returncode == 0
     page = (tmp_path / "player.html").read_text()
     data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
     assert [each["start"]["policy"] for each in data] == ["confidence", "tacg"]
-    words = [TACG, "trace", str(tmp_path / "confidence.jsonl"), "--replay", "tacg", "--out", str(tmp_path / "re")]
-    subprocess.run(words, capture_output=True, timeout=120, check=True)
+    words = ["trace", str(tmp_path / "confidence.jsonl"), "--replay", "tacg", "--out", str(tmp_path / "re")]
+    assert run_tacg(*words).returncode == 0
     assert "on the signals of confidence" in (tmp_path / "re/player.html").read_text()
-    done = subprocess.run([TACG, "trace"], capture_output=True, text=True, timeout=60, check=False)
+    done = run_tacg("trace")
     assert done.returncode == 2
     assert "Give one prompt, or --task" in done.stderr

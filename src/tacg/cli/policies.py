@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,7 +29,7 @@ tacg policies tacg+klass
 
 tacg policies --presets --json
 
-tacg policies --pages docs/decoders --readme README.md   write one page per policy, and the table that lists them"""
+tacg policies --pages docs/decoders   write one page per policy, and a table that lists them"""
 
 
 def main(
@@ -46,9 +45,6 @@ def main(
     pages: Annotated[Path | None, typer.Option(help="Write one page per policy to this directory.")] = None,
     agreement: Annotated[Path, typer.Option(help="--pages: rows of `tacg bench agreement`.")] = AGREEMENT,
     arena: Annotated[Path, typer.Option(help="--pages: rows of `tacg arena`.")] = ARENA,
-    readme: Annotated[
-        Path | None, typer.Option(help="--pages: file in which to update the table of all policies.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the policies, which decide when tokens are committed."""
@@ -56,7 +52,7 @@ def main(
     from tacg.policies import presets as published
 
     if pages is not None:
-        _write_pages(pages, agreement, arena, readme)
+        _write_pages(pages, agreement, arena)
         return
     if presets:
         every = published()
@@ -80,10 +76,10 @@ def main(
         _show(chosen, name)
 
 
-def _write_pages(directory: Path, agreement: Path, arena: Path, readme: Path | None) -> None:
+def _write_pages(directory: Path, agreement: Path, arena: Path) -> None:
     """Write every page, with figures from the rows that exist."""
-    from tacg.files import make_room, read_text, write_file
-    from tacg.policies.pages import pages, with_table
+    from tacg.files import make_room, write_file
+    from tacg.policies.pages import pages
     from tacg.records.flat import read_rows
 
     rows = [read_rows(path) if path.exists() else [] for path in (agreement, arena)]
@@ -91,10 +87,6 @@ def _write_pages(directory: Path, agreement: Path, arena: Path, readme: Path | N
         make_room(directory / name)
         write_file(directory / name, text)
         typer.echo(directory / name)
-    if readme is not None:
-        folder = f"{os.path.relpath(directory, readme.parent)}/"
-        write_file(readme, with_table(read_text(readme, "file"), folder))
-        typer.echo(readme)
 
 
 def _facts(policy: Policy) -> dict[str, Any]:

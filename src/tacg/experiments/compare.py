@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tacg.tasks import Task
 
 DEFAULT_POLICIES = ("confidence", "tacg", "klass", "tacg+klass")
+DIFFERENCES = ("Δ accuracy", "p", "Δ steps")
 COLUMNS = (
     "policy",
     "accuracy %",
@@ -31,9 +32,7 @@ COLUMNS = (
     "forwards",
     "s",
     "AUP",
-    "Δ accuracy",
-    "p",
-    "Δ steps",
+    *DIFFERENCES,
 )
 
 
@@ -76,7 +75,8 @@ def _with_base(rows: Sequence[ResultRow]) -> Iterator[ResultRow]:
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
     """One table per task; differences only if there is a base policy, other columns only if they are known."""
     known, graded = any("aup" in row for row in rows), any("valid" in row for row in rows)
-    hidden = {*["AUP"] * (not known), *["tokens %", "valid %"] * (not graded)}
+    compared = any(row.get("base") for row in rows)
+    hidden = {*["AUP"] * (not known), *["tokens %", "valid %"] * (not graded), *DIFFERENCES * (not compared)}
     made = []
     for task in dict.fromkeys(row["task"] for row in rows):
         lines = [
@@ -85,8 +85,9 @@ def tables(rows: Sequence[ResultRow]) -> list[Table]:
                 *([f"{100 * row[name]:.1f}" for name in ("score", "valid") if "valid" in row] or ["", ""]) * graded,
                 f"{row['steps']:.{2 if graded else 1}f}", f"{row['tpf']:.2f}", f"{row['tpf_ratio']:.2f}",
                 str(row["forwards"]), f"{row['seconds']:.1f}",
-                *[f"{row['aup']:.0f}" if "aup" in row else ""] * known, change(row, "accuracy", 100),
-                f"{row['mcnemar_p']:.2g}" if row.get("base") else "", change(row, "steps"),
+                *[f"{row['aup']:.0f}" if "aup" in row else ""] * known,
+                *(change(row, "accuracy", 100), f"{row['mcnemar_p']:.2g}" if row.get("base") else "",
+                  change(row, "steps")) * compared,
             )
             for row in rows if row["task"] == task
         ]  # fmt: skip

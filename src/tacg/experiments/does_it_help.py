@@ -1,4 +1,4 @@
-"""Does TACG help? The README's answer, drawn from whatever rows there are.
+"""Does TACG help? The short answer for the README, and every run for the docs, both drawn from the rows there are.
 
 A sample is a set of problems on which both were run: `confidence` at two thresholds or more, and TACG over it. TACG is
 compared with the whole frontier of these thresholds, because a better threshold can look like a better decoder.
@@ -19,30 +19,44 @@ if TYPE_CHECKING:
 
 MARKS = ("<!-- does it help: make decoder-pages -->", "<!-- end of does it help -->")
 ENOUGH = 100  # problems of a sample
-SHORT = 40  # characters of a policy's label that are shown; a longer one has tuned knobs
 
 
-def with_help(text: str, rows: Iterable[ResultRow]) -> str:
-    """The text with an up-to-date answer between its two marks."""
-    return between(text, MARKS, answer(rows))
+def with_answer(text: str, points: Sequence[ResultRow]) -> str:
+    """The text with an up-to-date `answer` between its two marks."""
+    return between(text, MARKS, answer(points))
 
 
-def answer(rows: Iterable[ResultRow]) -> str:
-    """One sentence per task, then a table with every setting of TACG: its gain on each sample."""
-    points = gains(rows)
+def with_runs(text: str, points: Sequence[ResultRow]) -> str:
+    """The text with an up-to-date table of `runs` between its two marks."""
+    return between(text, MARKS, runs(points))
+
+
+def answer(points: Sequence[ResultRow]) -> str:
+    """One line per task: whether TACG helps, in how many runs, and how much it gains or loses."""
     if not points:
         return "No rows yet: this needs `confidence` at several thresholds, and TACG, on the same problems.\n"
     tasks = {task: [point for point in points if point["task"] == task] for task in sorted({p["task"] for p in points})}
-    sizes = sorted({point["n"] for point in points})
-    words = [f"- {_verdict(task, mine)}" for task, mine in tasks.items()]
-    lines = [line for task, mine in tasks.items() for line in _lines(task, mine)]
-    columns = ("task", "TACG", "accuracy %", "steps", "points gained at equal steps", "% of steps saved")
-    many = " or ".join(f"{size:,}" for size in sizes)
+    columns = ("task", "does TACG help?", "clearly better", "clearly worse", "worst run", "best run")
+    table = markdown_table(columns, [_summary(task, mine) for task, mine in tasks.items()])
+    many = " or ".join(f"{size:,}" for size in sorted({point["n"] for point in points}))
     note = (
-        f"Each figure is for one sample of {many} problems, with its 95 % interval; others in a line are for other "
-        "problems or other tuned knobs. Steps are saved at equal accuracy."
+        "The last two columns are points of accuracy gained at equal steps, with 95 % intervals. "
+        f"Each run has {many} problems."
     )
-    return "\n".join([*words, "", markdown_table(columns, lines), "", note, ""])
+    return f"{table}\n\n{note}\n"
+
+
+def runs(points: Sequence[ResultRow]) -> str:
+    """One line per run of TACG: its knobs, what it reached, and its gain over the frontier."""
+    columns = ("task", "seed", "policy", "accuracy %", "steps", "points gained at equal steps", "% of steps saved")
+    lines = [
+        (
+            point["task"], str(point["seed"]), f"`{_label(point)}`", f"{100 * point['accuracy']:.1f}",
+            f"{point['steps']:.1f}", _percents(point, "gained"), _percents(point, "saved"),
+        )
+        for point in points
+    ]  # fmt: skip
+    return markdown_table(columns, lines) + "\n"
 
 
 def gains(rows: Iterable[ResultRow]) -> list[ResultRow]:
@@ -66,7 +80,7 @@ def gains(rows: Iterable[ResultRow]) -> list[ResultRow]:
                 break
     largest = {row["task"]: max(each["n"] for each in found if each["task"] == row["task"]) for row in found}
     found = [row for row in found if row["n"] == largest[row["task"]]]
-    return sorted(found, key=lambda row: (row["task"], len(row["policy"]) > SHORT, row["policy"], row["seed"]))
+    return sorted(found, key=lambda row: (row["task"], row["policy"], row["seed"]))
 
 
 def _first(row: ResultRow, n: int) -> ResultRow:
@@ -88,32 +102,25 @@ def _sample(row: ResultRow) -> tuple[object, ...]:
     return (row["task"], row["model"], row["seed"], row.get("dtype"), *lengths)
 
 
-def _verdict(task: str, points: Sequence[ResultRow]) -> str:
+def _summary(task: str, points: Sequence[ResultRow]) -> tuple[str, ...]:
     above = sum(point["gained_ci"][0] > 0 for point in points)
     below = sum(point["gained_ci"][1] < 0 for point in points)
     word = (
-        "mixed" if above and below
-        else ("yes" if above == len(points) else "yes, at some settings") if above
-        else "no" if 2 * below >= len(points)
-        else "no reliable difference"
+        "it depends" if above and below
+        else ("yes" if above == len(points) else "at some settings") if above
+        else "no, it hurts" if 2 * below >= len(points)
+        else "no clear difference"
     )  # fmt: skip
-    return f"**{task}: {word}.** Clearly better in {above} of {len(points)} runs, clearly worse in {below}."
+    counts = (f"{count} of {len(points)} runs" for count in (above, below))
+    extremes = (pick(points, key=lambda point: point["gained"]) for pick in (min, max))
+    return (task, f"**{word}**", *counts, *(_percents(point, "gained") for point in extremes))
 
 
-def _lines(task: str, points: Sequence[ResultRow]) -> list[tuple[str, ...]]:
-    """One line per setting; the figures of its samples one after another."""
-    settings: dict[str, list[ResultRow]] = {}
-    for point in points:
-        name = f"`{point['policy']}`" if len(point["policy"]) <= SHORT else "tuned on other problems"
-        settings.setdefault(name, []).append(point)
-    found = []
-    for name, mine in settings.items():
-        accuracy = ", ".join(f"{100 * each['accuracy']:.1f}" for each in mine)
-        steps = ", ".join(f"{each['steps']:.1f}" for each in mine)
-        found.append((task, name, accuracy, steps, *(_percents(mine, what) for what in ("gained", "saved"))))
-    return found
+def _label(point: ResultRow) -> str:
+    """The policy with its knobs, and what it observes if that is more than the block."""
+    observed = point["settings"].get("observe", "block")
+    return f"{point['policy']}" + (f", observe={observed}" if observed != "block" else "")
 
 
-def _percents(points: Sequence[ResultRow], what: str) -> str:
-    bounds = [(point[what], *point[f"{what}_ci"]) for point in points]
-    return "; ".join(estimate(100 * value, 100 * low, 100 * high) for value, low, high in bounds)
+def _percents(point: ResultRow, what: str) -> str:
+    return estimate(100 * point[what], *(100 * bound for bound in point[f"{what}_ci"]))

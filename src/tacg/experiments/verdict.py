@@ -25,12 +25,17 @@ def in_words(rows: Sequence[ResultRow]) -> list[str]:
     if unclear:
         reach = max((high - low) / 2 for low, high in (row["accuracy_diff_ci"] for row in unclear))
         n = min(row["n"] for row in unclear)
-        reach = min(max(reach, 3 / n), 1.0)  # the rule of three, if no problem differs
+        reach = max(reach, rule_of_three(n))
         said.append(
             f"With {n} problems per task, differences in accuracy below about {100 * reach:.0f} points may be "
             "chance; a larger --n shows smaller ones."
         )
     return said
+
+
+def rule_of_three(n: int) -> float:
+    """The share of problems that may differ although none of `n` did: an upper 95 % bound."""
+    return min(3 / n, 1.0)
 
 
 def _base_of(row: ResultRow, rows: Sequence[ResultRow]) -> ResultRow:
@@ -46,15 +51,17 @@ def _sentence(row: ResultRow) -> str:
     points = estimate(100 * row["accuracy_diff"], low, high)
     count = estimate(row["steps_diff"], *row["steps_diff_ci"])
     told = f"{row['name']} against {row['base']}: {accuracy} ({points} points), {steps} ({count})."
-    return f"{told} {_summary(better, faster, low, high)}"
+    unseen = 100 * rule_of_three(row["n"])
+    return f"{told} {_summary(better, faster, min(low, -unseen), max(high, unseen))}"
 
 
 def _summary(better: int, faster: int, low: float, high: float) -> str:
-    """low, high  the interval of the accuracy gained, in points"""
+    """low, high  bounds of the accuracy gained, in points"""
     if better == 0 and faster > 0:
         return f"It saves steps, and costs {-low:.0f} points at most." if low < -TOLERATED else "The gate helps here."
     if better == 0 and faster < 0:
-        return f"The gate loses here: it costs steps, for a gain of {max(high, 0):.0f} points at most."
+        costs = f"costs steps, and gains {max(high, 0):.0f} points at most."
+        return f"It {costs}" if high > TOLERATED else f"The gate loses here: it {costs}"
     if better == faster == 0:
         return "Neither is clearly better."
     if better * faster < 0:
@@ -74,7 +81,7 @@ def _why(row: ResultRow, base: ResultRow) -> str:
     if not isinstance(policy, Tacg):
         return ""
     gate, (ours, theirs) = policy.gate, (each["commits_by_step"][0] for each in (row, base))
-    if sign_of(row, "steps") > 0 and gate.m_base > 1 and ours < theirs:
+    if sign_of(row, "steps") > 0 >= sign_of(row, "accuracy") and gate.m_base > 1 and ours < theirs:
         return (
             f"Why: it waits until a proposal has lasted {gate.m_base} steps, so it commits {ours:.1f} tokens in the "
             f"first step where {row['base']} commits {theirs:.1f}; where those were right, waiting only costs steps."

@@ -1,7 +1,7 @@
 """A page for each decoder. Docstrings, knobs and needs come from the code, the rest from `about/`.
 
 `about/NAME.md` has three headings: the rule in mathematics, what its authors published, and when to use it. Its first
-lines (between `+++`) are the entry in the README's table.
+lines (between `+++`) are the entry in the table of all decoders.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from tacg.records.rows import ResultRow
 
 HEADINGS = ("Rule", "Published", "When to use it")
-TABLE = ("<!-- policies: make decoder-pages -->", "<!-- end of policies -->")  # marks around the README's table
 # What each need means; others are shown by name.
 MEANINGS = {
     "names": "Signals",
@@ -41,7 +40,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class About:
-    """The content of `about/NAME.md`. `commits` and `origin` are columns of the README's table."""
+    """The content of `about/NAME.md`. `commits` and `origin` are columns of the table of all decoders."""
 
     commits: str
     origin: str
@@ -97,16 +96,11 @@ def overview(folder: str) -> str:
     return "| name | commits | from |\n|---|---|---|\n" + "".join(lines)
 
 
-def with_table(text: str, folder: str) -> str:
-    """The text with an up-to-date table of policies between the two marks."""
-    return between(text, TABLE, overview(folder))
-
-
 def between(text: str, marks: tuple[str, str], content: str) -> str:
     """The text with new content between two marks."""
     start, end = marks
     if text.count(start) != 1 or text.count(end) != 1:
-        raise TacgError(f"There must be one {start!r} and one {end!r} around the table of policies.")
+        raise TacgError(f"There must be one {start!r} and one {end!r} around what is written by a program.")
     before, _, rest = text.partition(start)
     return f"{before}{start}\n{content}{end}{rest.partition(end)[2]}"
 

@@ -37,26 +37,30 @@ def with_choice(text: str, arena: Sequence[ResultRow], folder: str) -> str:
 
 def choice(arena: Sequence[ResultRow], folder: str) -> str:
     """Which decoder when: for each task the most accurate, and those with the fewest forwards not far below it."""
-    lines = [
-        (f"{task}, n = {rows[0]['n']}", *(_setting(row, folder) for row in rows))
-        for task, rows in chosen(arena).items()
-    ]
-    columns = ("task", "most accurate", *(f"fewest forwards, at most {give} points below" for give in GIVES))
+    goals = ("most accurate", *(f"fastest within {give} points of that" for give in GIVES))
+    lines = []
+    for task, rows in chosen(arena).items():
+        wins: dict[str, list[str]] = {}  # one decoder may be best by several goals
+        for goal, row in zip(goals, rows, strict=True):
+            wins.setdefault(row["policy"], []).append(goal)
+        by_name = {row["policy"]: row for row in rows}
+        lines += [(task, " and ".join(won), *_setting(by_name[name], folder)) for name, won in wins.items()]
+    n = " or ".join(str(size) for size in sorted({rows[0]["n"] for rows in chosen(arena).values()}))
     words = (
-        "On `pocket`, each decoder at the settings that were run. Brackets are 95 % intervals. Forwards are model "
-        "calls per problem; a branch that looks ahead counts as one. The decoders were chosen on the same "
-        "problems, so these figures are slightly optimistic. For another model, another decoder may be best."
+        f"On `pocket`, {n} problems per task, 95 % intervals in brackets. The fastest is the one with the fewest "
+        "forwards (model calls). All of this was chosen on the same problems, so it is slightly optimistic, and "
+        "another model may need another decoder."
     )
-    return f"{words}\n\n{markdown_table(columns, lines)}\n"
+    return f"{words}\n\n{markdown_table(('task', 'you want', 'decoder', 'accuracy %', 'forwards'), lines)}\n"
 
 
 def chosen(arena: Sequence[ResultRow]) -> dict[str, list[ResultRow]]:
     """By task: the most accurate row, then for each of `GIVES` the one with the fewest forwards not far below it."""
     found = {}
     for task in sorted({row["task"] for row in arena}):
-        newest = {row["policy"]: row for row in arena if row["task"] == task}
-        most = max(row["n"] for row in newest.values())
-        rows = [row for row in newest.values() if row["n"] == most]
+        most = max(row["n"] for row in arena if row["task"] == task)
+        newest = {row["policy"]: row for row in arena if row["task"] == task and row["n"] == most}
+        rows = list(newest.values())
         best = max(rows, key=lambda row: (row["accuracy"], -row["forwards"]))
         near = [[row for row in rows if row["accuracy"] >= best["accuracy"] - give / 100] for give in GIVES]
         found[task] = [best, *(min(some, key=lambda row: (row["forwards"], -row["accuracy"])) for some in near)]
@@ -81,12 +85,10 @@ def recommendations(arena: Sequence[ResultRow]) -> dict[str, list[dict[str, Any]
     }  # fmt: skip
 
 
-def _setting(row: ResultRow, folder: str) -> str:
-    """One decoder and what it reaches: `eb`, 88.8 % [85.7, 91.3] in 14.4 forwards."""
-    name = row["policy"].partition("(")[0].partition("+")[0]
-    low, high = (100 * bound for bound in row["accuracy_ci"])
-    reaches = f"{100 * row['accuracy']:.1f} % [{low:.1f}, {high:.1f}] in {row['forwards'] / row['n']:.1f} forwards"
+def _setting(row: ResultRow, folder: str) -> tuple[str, str, str]:
+    """One decoder and what it reaches: its name as a link, accuracy and forwards per problem."""
+    page = row["policy"].partition("(")[0].partition("+")[0]
     second = row["auxiliary_forwards"] / row["n"]
-    return f"[`{row['policy']}`]({folder}{name}.md): {reaches}" + (
-        f" and {second:.1f} of a second model" if second else ""
-    )
+    forwards = f"{row['forwards'] / row['n']:.1f}" + (f", and {second:.1f} of a second model" if second else "")
+    low, high = (100 * bound for bound in row["accuracy_ci"])
+    return f"[`{row['policy']}`]({folder}{page}.md)", f"{100 * row['accuracy']:.1f} [{low:.1f}, {high:.1f}]", forwards
