@@ -17,7 +17,7 @@ from tacg.engine.draws import NOISE, PROPOSAL, SAMPLES, sample, uniform
 from tacg.engine.plan import open_blocks
 from tacg.engine.verify import verify
 from tacg.models.base import AttentionMap, Spans
-from tacg.scan import StepScan, probability
+from tacg.scan import StepScan, is_fused, probability
 from tacg.types import Signals
 
 if TYPE_CHECKING:
@@ -49,6 +49,12 @@ def add_draws(batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) ->
 
 def drawn_proposals(batch: Batch, logits: Tensor) -> Tensor:
     """int64 [P]: tokens sampled at each row's temperature."""
+    if is_fused(batch.decode.scan, logits, batch.decode.memory):
+        from tacg.engine.triton_draws import drawn
+
+        assert batch.view is not None
+        at = batch.boards
+        return drawn(logits, batch.view.places, batch.length, at.seed, at.block, at.step, at.temperature)
     return sample(logits, _heat(batch), _at_places(batch, _uniform(batch, PROPOSAL, 1))).squeeze(1)
 
 

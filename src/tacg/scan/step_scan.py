@@ -48,6 +48,11 @@ def backend_for(name: str, where: torch.device, dtype: torch.dtype, kind: str) -
         raise TacgError(f"`scan` {name} cannot run here ({error}): pip install triton, or use auto.") from None
 
 
+def is_fused(name: str, logits: Tensor, kind: str) -> bool:
+    """Whether these logits are scanned by kernels of our own."""
+    return hasattr(backend_for(name, logits.device, logits.dtype, kind), "scan")
+
+
 @dataclass(frozen=True, slots=True)
 class Hidden:
     """Hidden states [P, H] of some positions, and the output layer, which is linear except for suppressed tokens."""
@@ -103,7 +108,8 @@ class StepScan:
         if needs.credit is not None:
             add_credit(self, needs.credit)
         if self.fused:
-            self.found = self.backend.scan(self.picked(), self.slots, self.first, self.wanted, proposal, needs, memory)
+            asked = self.slots, self.first, self.wanted, proposal, needs, memory
+            self.found = self.backend.scan(self.logits, self.rows, *asked)
         else:
             self.found = self._read(proposal)
             self._mark_unusable()
@@ -241,9 +247,10 @@ class StepScan:
 
 def _decay_to_undo(backend: Any, needs: Needs, memory: Memory) -> float | None:
     """The EMA's decay if the backend updates it while reading and this can be undone with small error, else None."""
-    least: float = getattr(backend, "UNDOABLE", torch.inf)
     contrast = needs.contrast
-    return contrast.beta if contrast is not None and memory.kind == "fp32" and contrast.beta >= least else None
+    if contrast is None or memory.kind != "fp32" or not hasattr(backend, "UNDOABLE"):
+        return None
+    return contrast.beta if contrast.beta >= backend.UNDOABLE else None
 
 
 def _nothing(logits: Tensor, needs: Needs) -> dict[str, Tensor]:
