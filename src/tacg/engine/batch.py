@@ -163,7 +163,7 @@ class Batch:
     def _regroup(self) -> None:
         """After rows join or leave: drop the plan of the next forward, and update the knobs of each slot."""
         self.plan = None
-        self._forget_blocks()
+        self.forget_blocks()
         live = self.live()
         if self.constrained is not None:
             self.constrained.regroup(self.rows)
@@ -192,7 +192,7 @@ class Batch:
         self.length, self.prompt, self.width, self.most = length, prompt, width, most
         self.answer = canvas[:, prompt : prompt + length]
         self.ruler = torch.arange(length, device=self.device)
-        self._forget_blocks()
+        self.forget_blocks()
         if len(places):
             self.trajectories.memory.take_over(before.memory, slots, self._slots(self.trajectories.places()))
         self.origins = torch.arange(0, rows * length, length, device=self.device)[:, None]
@@ -203,12 +203,17 @@ class Batch:
     def forward_input(self) -> tuple[Tensor, list[Span], Tensor]:
         """Tokens int64 [N], their spans, and int64 [P], the tokens whose logits are needed."""
         canvas, copies = self._canvases()
-        plan = self.plan = self.plan or Plan.of(
-            self.rows, self.spec, self.mode, self.needs, self.prompt, self.length, copies, self.device
-        )
+        plan = self.planned(copies)
         self.view = self._look()
         spans = plan.spans if self.attended is None else self.attended.asked_of(self.live(), plan.spans)
         return canvas.view(-1).index_select(0, plan.pack), spans, self._select(plan, self.view)
+
+    def planned(self, copies: int = 1) -> Plan:
+        """The plan of the next forward, with so many canvases per row; made again after a span has changed."""
+        self.plan = self.plan or Plan.of(
+            self.rows, self.spec, self.mode, self.needs, self.prompt, self.length, copies, self.device
+        )
+        return self.plan
 
     def _canvases(self) -> tuple[Tensor, int]:
         """What is forwarded, and the number of canvases per row: one, unless the policy has proposed branches."""
@@ -269,7 +274,8 @@ class Batch:
             self.in_block = InBlock.of(self.boards)
         return self.in_block
 
-    def _forget_blocks(self) -> None:
+    def forget_blocks(self) -> None:
+        """Look everything up again that depends on the active blocks."""
         self.in_block = self.history = None
 
     # -- one step --------------------------------------------------------------------------------------------------
@@ -279,6 +285,10 @@ class Batch:
 
         logits  float [P, V], as requested by `forward_input`
         """
+        return self.read(*self.decided(logits, hidden, eager=eager))
+
+    def decided(self, logits: Tensor, hidden: Hidden | None, *, eager: bool) -> tuple[Report, Signals, Decision]:
+        """A step, until the host reads its report."""
         logits.index_fill_(1, self.suppressed, lowest(logits.dtype))
         if self.constrained is not None:
             assert self.view is not None
@@ -286,7 +296,7 @@ class Batch:
             eager = True  # ranks decide which of several accepted tokens is written, so all of them must be measured
         scan, signals = self.scan(logits, hidden, eager=eager)
         decision = self.decide(signals)
-        return self.read(self.commit(scan, signals, decision), signals, decision)
+        return self.commit(scan, signals, decision), signals, decision
 
     def scan(self, logits: Tensor, hidden: Hidden | None, *, eager: bool) -> tuple[StepScan, Signals]:
         """Logits -> signals."""
@@ -347,7 +357,7 @@ class Batch:
                 if span_key(row, self.spec, self.mode, self.needs) != before:
                     self.plan = None
                 if row.block != blocks[row.slot]:
-                    self._forget_blocks()
+                    self.forget_blocks()
         written: dict[int, list[Commit]] = {}
         for slot, position, token, why, share in told.written():
             row_ = self.rows[slot]

@@ -19,15 +19,17 @@ from tacg.errors import LogitsError, TacgError
 from tacg.scan import Hidden
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping
+    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
 
+    from tacg.engine.graphs import Graphs
     from tacg.engine.request import Request
     from tacg.models.base import Denoiser, Span
     from tacg.types import Output
 
     ForwardInput = tuple[Tensor, list[Span], Tensor]
+    Forwarded = tuple[Tensor, Hidden | None]
 
 
 class Engine:
@@ -36,11 +38,13 @@ class Engine:
     max_rows  maximum number of rows in the batch; the others wait
     memory    bytes that these rows may take, as estimated (`footprint`); None: what the device has to spare
     verifier  an autoregressive model with the same vocabulary, for policies whose drafts are verified (`apd`)
+    graphs    capture steps as CUDA graphs and replay them (see `graphs.py`)
     """
 
     def __init__(
-        self, model: Denoiser, max_rows: int = 32, verifier: Denoiser | None = None, memory: int | None = None
-    ) -> None:
+        self, model: Denoiser, max_rows: int = 32, verifier: Denoiser | None = None, memory: int | None = None,
+        *, graphs: bool = False,
+    ) -> None:  # fmt: skip
         if max_rows < 1:
             raise TacgError(f"`max_rows` must be >= 1, got {max_rows}.")
         self.model, self.verifier = model, verifier
@@ -48,6 +52,11 @@ class Engine:
         if memory is None and model.device.type != "cpu":
             memory = footprint.usable_memory(model.device)
         self.memory = memory
+        self.graphs: Graphs | None = None
+        if graphs:
+            from tacg.engine.graphs import Graphs
+
+            self.graphs = Graphs(model)
         self._numbers = itertools.count()
         self._waiting: deque[Row] = deque()
         self._batches: dict[Hashable, Batch] = {}
@@ -113,11 +122,17 @@ class Engine:
             events += self._drop_cancelled()
         self._admit(events)
         batches = list(self._batches.values())
-        for batch, (logits, hidden) in zip(batches, self._forward(batches), strict=True):
+        stepped = None if self.graphs is None else self.graphs.step(batches)
+        forwards: Sequence[Forwarded | None] = [None] if stepped is not None else self._forward(batches)
+        for batch, forward in zip(batches, forwards, strict=True):
             rows = batch.live()
             self._at_work = batch, {row.number for row in rows}
             told = _told(rows, detail)
-            result = batch.step(logits, hidden, eager=True in told.values())
+            if forward is None:
+                assert stepped is not None
+                result = batch.read(*stepped)
+            else:
+                result = batch.step(*forward, eager=True in told.values())
             events += step_events(rows, result, told) if told else []
             for row in rows:
                 if row.slot in result.failed:
@@ -231,7 +246,7 @@ class Engine:
     def _drop_empty(self) -> None:
         self._batches = {key: batch for key, batch in self._batches.items() if batch.live()}
 
-    def _forward(self, batches: list[Batch]) -> list[tuple[Tensor, Hidden | None]]:
+    def _forward(self, batches: list[Batch]) -> list[Forwarded]:
         """Call the model once for all rows of all batches, with logits only where they are scanned. The engine
         calls the model nowhere else, so forwards are counted only here."""
         if not batches:

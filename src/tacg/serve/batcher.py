@@ -55,7 +55,8 @@ class Batcher:
 
     def _engine(self) -> Engine:
         """An engine for the batch."""
-        return Engine(self._llm.model, self._limits.rows, self._llm.verifier, self._memory)
+        llm = self._llm
+        return Engine(llm.model, self._limits.rows, llm.verifier, self._memory, graphs=llm.graphs)
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
