@@ -15,6 +15,7 @@ from tacg.engine.loop import Engine
 from tacg.engine.request import Request, resolve
 from tacg.models.base import Denoiser
 from tacg.models.tiny import random_model
+from tacg.policies.state import stack
 from tacg.types import Output
 
 
@@ -43,6 +44,9 @@ class Rehearsed(Graphs):
         return captured
 
 
+SETTINGS = {"block_length": 16, "early_stop": False}
+
+
 @functools.cache
 def model(name: str) -> Denoiser:
     with SimulatedDevice():
@@ -55,9 +59,9 @@ def requests(name: str, policy: str, settings: dict[str, Any]) -> list[Request]:
     """Seven rows that differ in prompt, length, seed and, every second one, in a threshold."""
     made = []
     for i in range(7):
-        chosen, decode = resolve(policy, {"block_length": 16, "seed": i, **settings, "gen_length": 32 + 16 * (i % 3)})
+        chosen, decode = resolve(policy, {**SETTINGS, "seed": i, **settings, "gen_length": 32 + 16 * (i % 3)})
         if i % 2 and "threshold" in chosen.knobs():
-            chosen = chosen.replace(threshold=0.8)
+            chosen = chosen.replace(threshold=0.98)
         prompt = tuple(6 + (3 * i + place) % 90 for place in range(9 + 5 * (i % 4)))
         made.append(Request(prompt, chosen, decode))
     return made
@@ -74,7 +78,7 @@ def decoded(name: str, asked: list[Request], *, graphs: bool) -> tuple[list[Outp
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     *(("pocket", policy, {}) for policy in ("confidence", "tacg+klass", "joint", "credit", "d3llm", "prophet", "wino")),
     ("pocket", "tacg", {"temperature": 0.7}),
-    ("pocket", "tacg", {"cache": "dual"}),
+    ("pocket", "tacg", {"cache": "dual", "threshold": 1.0}),
     ("pocket", "tacg", {"observe": "sequence"}),
     ("pocket", "schedule", {"rank_by": "random", "steps": 24}),
     ("llada2", "tacg", {"block_length": 32}),
@@ -129,15 +133,18 @@ def test_without_cuda_it_is_ignored() -> None:
 
 def test_other_knobs_are_another_bucket() -> None:
     """Numbers that all rows share are kept by a graph, so they belong to its bucket; tensors of knobs do not."""
-    pocket = model("pocket")
+    pocket, (request, _) = model("pocket"), requests("pocket", "tacg", {})[:2]
     with SimulatedDevice():
-        engine, buckets = Engine(pocket), []
-        for request in requests("pocket", "tacg", {})[:2]:
-            engine.submit(request)
-            engine.step(detail=False)
-            (batch,) = engine._batches.values()
-            buckets.append(inputs_of(batch, batch.planned()))
-            batch.policy = batch.policy.replace(k_extra=5) if len(buckets) == 1 else batch.policy
-            buckets.append(inputs_of(batch, batch.planned()))
-    assert buckets[0].bucket != buckets[1].bucket
-    assert len(buckets[2].tables) > len(buckets[0].tables), "two thresholds are a tensor"
+        engine = Engine(pocket)
+        engine.submit(request)
+        engine.step(detail=False)
+        (batch,) = engine._batches.values()
+        policy, found = batch.policy, []
+        low, high = (policy.replace(threshold=each) for each in (0.8, 0.99))
+        mixed = [stack(pair, batch.device) for pair in ([policy, low], [policy, high])]
+        for each in (policy, low, *mixed):
+            batch.policy = each
+            found.append(inputs_of(batch, batch.planned()))
+    assert len({each.bucket for each in found}) == 3
+    assert found[2].bucket == found[3].bucket
+    assert len(found[3].tables) == len(found[0].tables) + 1

@@ -12,7 +12,7 @@ replays. What the host reads from a step, the report, is read outside.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tacg.engine.batch import Batch
     from tacg.engine.plan import Plan
     from tacg.engine.report import Report
-    from tacg.models.base import Denoiser
+    from tacg.models.base import Denoiser, Spans
     from tacg.types import Decision, Signals
 
     Outcome = tuple[Report, Signals, Decision]
@@ -79,6 +79,15 @@ class Captured:
     boards: Boards
 
 
+@dataclass(slots=True)
+class Shelf:
+    """The graphs of a batch by bucket, and the buckets that were run. `spans`: some whose tables the model has made."""
+
+    graphs: dict[Hashable, Captured] = field(default_factory=dict)
+    ran: set[Hashable] = field(default_factory=set)
+    spans: Spans | None = None
+
+
 class Graphs:
     """The graphs of an engine.
 
@@ -90,9 +99,8 @@ class Graphs:
         self.model, self.capture = model, capture or CaptureOnGpu()
         self.captures = self.replays = 0
         self.why_not = "" if model.device.type == "cuda" else f"CUDA graphs need a CUDA device, not {model.device}"
-        self._known: WeakKeyDictionary[Batch, dict[Hashable, Captured]] = WeakKeyDictionary()
+        self._shelves: WeakKeyDictionary[Batch, Shelf] = WeakKeyDictionary()
         self._ready: tuple[Plan, Captured] | None = None  # the graph whose tables are those of a plan
-        self._ran: Plan | None = None  # the last plan that was run without a graph
         if self.why_not:
             warnings.warn(f"`graphs` is ignored: {self.why_not}.", stacklevel=3)
 
@@ -103,7 +111,10 @@ class Graphs:
         batch, plan = batches[0], batches[0].planned()
         captured = self._for(batch, plan)
         if captured is None:
-            outcome, self._ran = step_in_place(batch, self.model), plan
+            outcome, shelf = step_in_place(batch, self.model), self._shelves[batch]
+            if _has_tables(batch, plan):
+                shelf.spans = plan.spans
+                shelf.ran.add(inputs_of(batch, plan).bucket)
         else:
             with current_device(batch.canvas):
                 outcome = captured.replay()
@@ -116,16 +127,16 @@ class Graphs:
         """The graph for this plan, with its tables filled in. None: there is none yet."""
         if self._ready is not None and self._ready[0] is plan and self._ready[1].boards is batch.boards:
             return self._ready[1]
-        self._ready, graphs = None, self._known.setdefault(batch, {})
-        for each in list(graphs.values())[:1] if not plan.spans.known else []:
-            plan.spans.known = {key: rows.of(plan.spans) for key, rows in each.plan.spans.known.items()}
-        if not plan.spans.known or any(rows.device != batch.device for rows in plan.spans.known.values()):
-            return None  # the model has not made its tables yet; or it is on several devices
+        self._ready, shelf = None, self._shelves.setdefault(batch, Shelf())
+        if not plan.spans.known and shelf.spans is not None:
+            plan.spans.known = {key: rows.of(plan.spans) for key, rows in shelf.spans.known.items()}
+        if not _has_tables(batch, plan):
+            return None
         inputs = inputs_of(batch, plan)
-        captured = graphs.get(inputs.bucket)
+        captured = shelf.graphs.get(inputs.bucket)
         if captured is not None:
             _copy(captured.tables, inputs.tables)
-        elif self._ran is plan:
+        elif inputs.bucket in shelf.ran:
             captured = self._captured(batch, plan, inputs)
         if captured is not None:
             self._ready = plan, captured
@@ -152,7 +163,7 @@ class Graphs:
         finally:
             batch.boards, batch.trajectories.seen, batch.trajectories.state, batch.cut = state
         self.captures += 1
-        graphs = self._known[batch]
+        graphs = self._shelves[batch].graphs
         if len(graphs) >= MOST:
             del graphs[next(iter(graphs))]
         graphs[inputs.bucket] = Captured(replay, inputs.tables, plan, batch.boards)
@@ -202,6 +213,11 @@ def _is_capturable(batch: Batch) -> bool:
     scan = backend_for(batch.decode.scan, batch.device, torch.float32, batch.decode.memory)
     simple = batch.constrained is None and batch.attended is None and not batch.needs.branches
     return hasattr(scan, "scan") and simple and batch.needs.verifier is None
+
+
+def _has_tables(batch: Batch, plan: Plan) -> bool:
+    """Whether the model has made its tables for this plan, on the device of the batch."""
+    return bool(plan.spans.known) and all(rows.device == batch.device for rows in plan.spans.known.values())
 
 
 def _state(batch: Batch) -> list[Tensor]:

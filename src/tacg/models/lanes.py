@@ -155,6 +155,8 @@ class Lane:
         room = () if self.store is None else (self.store.rows, self.store.room)
         numbers = (self.fused, self.masked, self.alone, len(self.spans), self.longest(), room, tuple(self.at))
         mask = None if self.fused else self.mask
+        if mask is not None and not self.masked:
+            mask = mask[:, :, :1]  # all positions of a row see the same keys, in the same memory
         return (*numbers, mask is None), [*self.at.values(), *([] if mask is None else [mask])]
 
     # -- attention -------------------------------------------------------------------------------------------------
