@@ -18,7 +18,7 @@ LIMITS = {
     ("pocket", "klass", "", 1): (75, 1, 0),
     ("pocket", "tacg", "", 8): (98, 1, 0),
     ("pocket", "tacg+klass", "", 8): (106, 1, 0),
-    ("pocket", "tacg", "temperature 0.7", 8): (146, 1, 0),
+    ("pocket", "tacg", "temperature 0.7", 8): (95, 1, 0),
     # Unlike in prompt, length and threshold: as few as rows that are alike, or fewer, as none of them stops early.
     ("pocket", "tacg", "all unlike", 32): (98, 1, 0),
     # Each time a row enters a block its forward is planned anew, which is an upload.
