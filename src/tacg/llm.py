@@ -42,16 +42,14 @@ class LLM:
     """A diffusion language model ready to decode. Create one with `tacg.load`.
 
     verifier  an autoregressive model with the same tokenizer; the policy `apd` needs it
-    graphs    decode with CUDA graphs
+    engine    makes an engine from the arguments of `Engine`: that itself, or `graphs.engine_with_graphs`
     """
 
-    def __init__(
-        self, model: Denoiser, tokenizer: Tokenizer, verifier: Denoiser | None = None, *, graphs: bool = False
-    ) -> None:
-        self.graphs = graphs
+    def __init__(self, model: Denoiser, tokenizer: Tokenizer, verifier: Denoiser | None = None) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.verifier = verifier
+        self.engine: Callable[..., Engine] = Engine
 
     def __repr__(self) -> str:
         model, tensors = self.model, _tensors(self.model)
@@ -218,7 +216,7 @@ class LLM:
         if settings.keys() & {*CONSTRAINTS}:
             asked = zip(patterns_of(settings, len(prompts)), requests, prompts, strict=True)
             requests = [self.held_to(*each) for each in asked]
-        for event in Engine(self.model, batch_size, self.verifier, graphs=self.graphs).stream(requests, detail=detail):
+        for event in self.engine(self.model, batch_size, self.verifier).stream(requests, detail=detail):
             if isinstance(event, Finished):
                 prompt, output = prompts[event.row], event.output
                 if isinstance(prompt, Canvas):
@@ -338,9 +336,12 @@ def load(
     llm = LLM(
         *load_checkpoint(
             source, dtype=dtype, device=device, revision=revision, offline=offline, tell=tell, quantize=quantize
-        ),
-        graphs=graphs,
+        )
     )
+    if graphs:
+        from tacg.engine.graphs import engine_with_graphs
+
+        llm.engine = engine_with_graphs
     if compile:
         from tacg.models.compiling import compile_layers
 

@@ -18,7 +18,6 @@ from tacg.errors import TacgError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from contextlib import AbstractContextManager
 
 CONTRASTED = ("reference", "readout")
 BY_ENGINE = ("noise", "recheck")  # only an engine can measure these: it knows the seeds and lays out the forwards
@@ -253,12 +252,6 @@ class Signals:
         if self.due is not None:
             return self.due
         return even_share(self.eligible if self.active is None else self.active, self.step, self.steps)
-
-
-def current_device(of: Tensor) -> AbstractContextManager[None]:
-    """Makes the tensor's device the current one: Triton launches there, wherever the tensors are."""
-    guard: AbstractContextManager[None] = torch.cuda.device_of(of)  # type: ignore[no-untyped-call]
-    return guard
 
 
 def even_share(masks: Tensor, step: Tensor, steps: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 
 import tacg
 from tacg.bench.simulated_device import SimulatedDevice
-from tacg.engine.graphs import Captured, Graphs, inputs_of
+from tacg.engine.graphs import Captured, Graphs, engine_with_graphs, inputs_of
 from tacg.engine.loop import Engine
 from tacg.engine.request import Request, resolve
 from tacg.models.base import Denoiser
@@ -116,8 +116,9 @@ def test_a_capture_that_fails_is_told_once_and_changes_nothing() -> None:
     """There is no real GPU here."""
     asked = requests("pocket", "tacg", {})
     expected, _, _ = decoded("pocket", asked, graphs=False)
+    pocket = model("pocket")
     with SimulatedDevice():
-        engine = Engine(model("pocket"), max_rows=4, graphs=True)
+        engine = engine_with_graphs(pocket, max_rows=4)
         with pytest.warns(UserWarning, match="`graphs` is off from here on: a step could not") as told:
             found = engine.generate(asked)
     assert found == expected

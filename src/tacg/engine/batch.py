@@ -163,7 +163,7 @@ class Batch:
     def _regroup(self) -> None:
         """After rows join or leave: drop the plan of the next forward, and update the knobs of each slot."""
         self.plan = None
-        self.forget_blocks()
+        self._forget_blocks()
         live = self.live()
         if self.constrained is not None:
             self.constrained.regroup(self.rows)
@@ -192,7 +192,7 @@ class Batch:
         self.length, self.prompt, self.width, self.most = length, prompt, width, most
         self.answer = canvas[:, prompt : prompt + length]
         self.ruler = torch.arange(length, device=self.device)
-        self.forget_blocks()
+        self._forget_blocks()
         if len(places):
             self.trajectories.memory.take_over(before.memory, slots, self._slots(self.trajectories.places()))
         self.origins = torch.arange(0, rows * length, length, device=self.device)[:, None]
@@ -274,21 +274,17 @@ class Batch:
             self.in_block = InBlock.of(self.boards)
         return self.in_block
 
-    def forget_blocks(self) -> None:
-        """Look everything up again that depends on the active blocks."""
+    def _forget_blocks(self) -> None:
         self.in_block = self.history = None
 
     # -- one step --------------------------------------------------------------------------------------------------
 
-    def step(self, logits: Tensor, hidden: Hidden | None, *, eager: bool) -> StepResult:
-        """Decide and write one step of all rows. `eager` measures every signal, even where it changes no decision.
+    def step(self, logits: Tensor, hidden: Hidden | None, *, eager: bool) -> tuple[Report, Signals, Decision]:
+        """Decide and write one step of all rows; returns what `read` needs.
 
         logits  float [P, V], as requested by `forward_input`
+        eager   measure every signal, even where it changes no decision
         """
-        return self.read(*self.decided(logits, hidden, eager=eager))
-
-    def decided(self, logits: Tensor, hidden: Hidden | None, *, eager: bool) -> tuple[Report, Signals, Decision]:
-        """A step, until the host reads its report."""
         logits.index_fill_(1, self.suppressed, lowest(logits.dtype))
         if self.constrained is not None:
             assert self.view is not None
@@ -357,7 +353,7 @@ class Batch:
                 if span_key(row, self.spec, self.mode, self.needs) != before:
                     self.plan = None
                 if row.block != blocks[row.slot]:
-                    self.forget_blocks()
+                    self._forget_blocks()
         written: dict[int, list[Commit]] = {}
         for slot, position, token, why, share in told.written():
             row_ = self.rows[slot]

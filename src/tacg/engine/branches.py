@@ -63,7 +63,7 @@ class BranchingBatch(Batch):
         chosen = torch.minimum(chosen, (branches.count - 1).clamp(min=0))
         self.boards, after, written = take_branch(self.boards, self.answer, branches, chosen, self.ruler)
         self.answer.copy_(after)
-        self.forget_blocks()  # a branch may have filled its block
+        self._forget_blocks()  # a branch may have filled its block
         if self.constrained is not None:
             written = self.constrained.take(chosen, written)
         every = logits.view(*branches.commit.shape, -1)

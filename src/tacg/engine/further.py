@@ -17,7 +17,8 @@ from tacg.engine.draws import NOISE, PROPOSAL, SAMPLES, sample, uniform
 from tacg.engine.plan import open_blocks
 from tacg.engine.verify import verify
 from tacg.models.base import AttentionMap, Spans
-from tacg.scan import StepScan, is_fused, probability
+from tacg.scan import StepScan, probability
+from tacg.scan.step_scan import backend_for
 from tacg.types import Signals
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def add_draws(batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) ->
 
 def drawn_proposals(batch: Batch, logits: Tensor) -> Tensor:
     """int64 [P]: tokens sampled at each row's temperature."""
-    if is_fused(batch.decode.scan, logits, batch.decode.memory):
+    if hasattr(backend_for(batch.decode.scan, logits.device, logits.dtype, batch.decode.memory), "scan"):
         from tacg.engine.triton_draws import drawn
 
         assert batch.view is not None

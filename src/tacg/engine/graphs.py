@@ -19,10 +19,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from tacg.devices import current_device
+from tacg.engine.loop import Engine
 from tacg.knobs import Knobs, own_knobs
 from tacg.scan.memory import STORES
 from tacg.scan.step_scan import backend_for
-from tacg.types import current_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -119,7 +120,7 @@ class Graphs:
             with current_device(batch.canvas):
                 outcome = captured.replay()
             self.replays += 1
-        batch.forget_blocks()  # what was looked up belongs to the graph
+        batch.in_block = batch.history = None  # what was looked up belongs to the graph
         batch.computed()
         return outcome
 
@@ -170,13 +171,20 @@ class Graphs:
         return graphs[inputs.bucket]
 
 
+def engine_with_graphs(model: Denoiser, *words: Any, **named: Any) -> Engine:
+    """An engine whose steps are captured and replayed, if the device can."""
+    engine = Engine(model, *words, **named)
+    engine.graphs = Graphs(model)
+    return engine
+
+
 def step_in_place(batch: Batch, model: Denoiser) -> Outcome:
     """A step whose results are written back into the tensors that it started from."""
     boards, trajectories = batch.boards, batch.trajectories
     before, seen, state = _state(batch), trajectories.seen, trajectories.state
-    batch.forget_blocks()  # what depends on blocks is looked up in every step
+    batch.in_block = batch.history = None  # what depends on blocks is looked up in every step
     tokens, spans, select = batch.forward_input()
-    report, signals, decision = batch.decided(model(tokens, spans, select), None, eager=True)
+    report, signals, decision = batch.step(model(tokens, spans, select), None, eager=True)
     if signals.observed is boards.masked:  # which is overwritten now
         signals = replace(signals, observed=signals.observed.clone())
     after = _state(batch)

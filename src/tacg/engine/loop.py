@@ -19,7 +19,7 @@ from tacg.errors import LogitsError, TacgError
 from tacg.scan import Hidden
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tacg.types import Output
 
     ForwardInput = tuple[Tensor, list[Span], Tensor]
-    Forwarded = tuple[Tensor, Hidden | None]
 
 
 class Engine:
@@ -38,13 +37,11 @@ class Engine:
     max_rows  maximum number of rows in the batch; the others wait
     memory    bytes that these rows may take, as estimated (`footprint`); None: what the device has to spare
     verifier  an autoregressive model with the same vocabulary, for policies whose drafts are verified (`apd`)
-    graphs    capture steps as CUDA graphs and replay them (see `graphs.py`)
     """
 
     def __init__(
-        self, model: Denoiser, max_rows: int = 32, verifier: Denoiser | None = None, memory: int | None = None,
-        *, graphs: bool = False,
-    ) -> None:  # fmt: skip
+        self, model: Denoiser, max_rows: int = 32, verifier: Denoiser | None = None, memory: int | None = None
+    ) -> None:
         if max_rows < 1:
             raise TacgError(f"`max_rows` must be >= 1, got {max_rows}.")
         self.model, self.verifier = model, verifier
@@ -52,11 +49,7 @@ class Engine:
         if memory is None and model.device.type != "cpu":
             memory = footprint.usable_memory(model.device)
         self.memory = memory
-        self.graphs: Graphs | None = None
-        if graphs:
-            from tacg.engine.graphs import Graphs
-
-            self.graphs = Graphs(model)
+        self.graphs: Graphs | None = None  # see `engine_with_graphs`
         self._numbers = itertools.count()
         self._waiting: deque[Row] = deque()
         self._batches: dict[Hashable, Batch] = {}
@@ -123,16 +116,12 @@ class Engine:
         self._admit(events)
         batches = list(self._batches.values())
         stepped = None if self.graphs is None else self.graphs.step(batches)
-        forwards: Sequence[Forwarded | None] = [None] if stepped is not None else self._forward(batches)
-        for batch, forward in zip(batches, forwards, strict=True):
+        forwards = self._forward(batches) if stepped is None else []
+        for number, batch in enumerate(batches):
             rows = batch.live()
             self._at_work = batch, {row.number for row in rows}
             told = _told(rows, detail)
-            if forward is None:
-                assert stepped is not None
-                result = batch.read(*stepped)
-            else:
-                result = batch.step(*forward, eager=True in told.values())
+            result = batch.read(*(stepped or batch.step(*forwards[number], eager=True in told.values())))
             events += step_events(rows, result, told) if told else []
             for row in rows:
                 if row.slot in result.failed:
@@ -246,7 +235,7 @@ class Engine:
     def _drop_empty(self) -> None:
         self._batches = {key: batch for key, batch in self._batches.items() if batch.live()}
 
-    def _forward(self, batches: list[Batch]) -> list[Forwarded]:
+    def _forward(self, batches: list[Batch]) -> list[tuple[Tensor, Hidden | None]]:
         """Call the model once for all rows of all batches, with logits only where they are scanned. The engine
         calls the model nowhere else, so forwards are counted only here."""
         if not batches:

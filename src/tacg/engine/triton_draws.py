@@ -12,9 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from tacg.devices import current_device
 from tacg.engine import draws
 from tacg.scan.triton import TILE, WARPS, split
-from tacg.types import current_device
 
 if TYPE_CHECKING:
     from torch import Tensor

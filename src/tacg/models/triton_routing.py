@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tacg.types import current_device
+from tacg.devices import current_device
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -2,7 +2,7 @@
 
 from tacg.scan.memory import Memory
 from tacg.scan.reference import lowest, probability
-from tacg.scan.step_scan import Hidden, StepScan, is_fused
+from tacg.scan.step_scan import Hidden, StepScan
 from tacg.scan.trajectories import Trajectories
 
-__all__ = ["Hidden", "Memory", "StepScan", "Trajectories", "is_fused", "lowest", "probability"]
+__all__ = ["Hidden", "Memory", "StepScan", "Trajectories", "lowest", "probability"]

@@ -48,11 +48,6 @@ def backend_for(name: str, where: torch.device, dtype: torch.dtype, kind: str) -
         raise TacgError(f"`scan` {name} cannot run here ({error}): pip install triton, or use auto.") from None
 
 
-def is_fused(name: str, logits: Tensor, kind: str) -> bool:
-    """Whether these logits are scanned by kernels of our own."""
-    return hasattr(backend_for(name, logits.device, logits.dtype, kind), "scan")
-
-
 @dataclass(frozen=True, slots=True)
 class Hidden:
     """Hidden states [P, H] of some positions, and the output layer, which is linear except for suppressed tokens."""
@@ -247,10 +242,8 @@ class StepScan:
 
 def _decay_to_undo(backend: Any, needs: Needs, memory: Memory) -> float | None:
     """The EMA's decay if the backend updates it while reading and this can be undone with small error, else None."""
-    contrast = needs.contrast
-    if contrast is None or memory.kind != "fp32" or not hasattr(backend, "UNDOABLE"):
-        return None
-    return contrast.beta if contrast.beta >= backend.UNDOABLE else None
+    least, contrast = getattr(backend, "UNDOABLE", None), needs.contrast
+    return contrast.beta if contrast and least and memory.kind == "fp32" and contrast.beta >= least else None
 
 
 def _nothing(logits: Tensor, needs: Needs) -> dict[str, Tensor]:

@@ -15,8 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
+from tacg.devices import current_device
 from tacg.scan.reference import from_others
-from tacg.types import CONTRASTED, current_device
+from tacg.types import CONTRASTED
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -55,8 +55,7 @@ class Batcher:
 
     def _engine(self) -> Engine:
         """An engine for the batch."""
-        llm = self._llm
-        return Engine(llm.model, self._limits.rows, llm.verifier, self._memory, graphs=llm.graphs)
+        return self._llm.engine(self._llm.model, self._limits.rows, self._llm.verifier, self._memory)
 
     # -- any thread --------------------------------------------------------------------------------------------------
 
