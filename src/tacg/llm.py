@@ -42,12 +42,14 @@ class LLM:
     """A diffusion language model ready to decode. Create one with `tacg.load`.
 
     verifier  an autoregressive model with the same tokenizer; the policy `apd` needs it
+    engine    makes an engine from the arguments of `Engine`: that itself, or `graphs.engine_with_graphs`
     """
 
     def __init__(self, model: Denoiser, tokenizer: Tokenizer, verifier: Denoiser | None = None) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.verifier = verifier
+        self.engine: Callable[..., Engine] = Engine
 
     def __repr__(self) -> str:
         model, tensors = self.model, _tensors(self.model)
@@ -214,7 +216,7 @@ class LLM:
         if settings.keys() & {*CONSTRAINTS}:
             asked = zip(patterns_of(settings, len(prompts)), requests, prompts, strict=True)
             requests = [self.held_to(*each) for each in asked]
-        for event in Engine(self.model, batch_size, self.verifier).stream(requests, detail=detail):
+        for event in self.engine(self.model, batch_size, self.verifier).stream(requests, detail=detail):
             if isinstance(event, Finished):
                 prompt, output = prompts[event.row], event.output
                 if isinstance(prompt, Canvas):
@@ -313,6 +315,7 @@ def load(
     source: str | Path = "pocket", *, dtype: str | torch.dtype = "float32", device: str | torch.device = "cpu",
     revision: str | None = None, offline: bool = False, tell: Callable[[int, int], None] | None = None,
     verifier: str | Path | None = None, compile: bool = False, quantize: str | None = None,
+    graphs: bool = False,
 ) -> LLM:  # fmt: skip
     """Load a model.
 
@@ -326,6 +329,8 @@ def load(
     verifier  a directory or hub id of an autoregressive model with the same tokenizer, for the policy `apd`; pocket
               includes one
     compile   pass the layers through `torch.compile` on the first forward, which takes a while: fewer kernels on a GPU
+    graphs    capture steps as CUDA graphs and replay them: a step is then one launch. Ignored, with a warning, where
+              that is not possible
     quantize  "int8" or "int4": store the weights of all matrix products in 8 or 4 bits (see `tacg.models.quantized`)
     """
     llm = LLM(
@@ -333,6 +338,10 @@ def load(
             source, dtype=dtype, device=device, revision=revision, offline=offline, tell=tell, quantize=quantize
         )
     )
+    if graphs:
+        from tacg.engine.graphs import engine_with_graphs
+
+        llm.engine = engine_with_graphs
     if compile:
         from tacg.models.compiling import compile_layers
 

@@ -22,7 +22,8 @@ def test_a_rehearsal_ends_and_its_report_is_complete(tmp_path: Path) -> None:
     except TacgError as error:
         pytest.skip(str(error))
     pytest.importorskip("transformers")
-    parts = ["doctor", "syncs", "graphs", "parity", "compiled", "speed"]  # the others are tests of their own
+    # The others are tests of their own.
+    parts = ["doctor", "scans", "syncs", "graphs", "graph_decodes", "parity", "compiled", "speed"]
     words = [word for part in parts for word in ("--only", part)]
     done = subprocess.run(
         [sys.executable, SCRIPT, "--rehearse", *words, "--out", tmp_path / "report.md"],

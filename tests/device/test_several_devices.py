@@ -43,3 +43,14 @@ def test_devices_that_make_no_sense_are_refused(tmp_path: Path) -> None:
         ):
             with pytest.raises(TacgError, match=why):
                 tacg.load(tmp_path, device=names)
+
+
+def test_kernels_run_on_the_device_of_their_tensors() -> None:
+    """Triton launches on the current device, which is the first: everything is on the second."""
+    pytest.importorskip("triton")
+    here = tacg.load("pocket").generate("12 + 7", "tacg", gen_length=16, temperature=0.5)
+    with SimulatedDevice() as device:
+        there = tacg.load("pocket", device="cuda:1").generate("12 + 7", "tacg", gen_length=16, temperature=0.5)
+    assert (there.tokens, there.steps) == (here.tokens, here.steps)
+    assert device.tally.by("operation").keys() >= {"scan_kernel", "weigh_kernel", "draw_kernel"}
+    assert device.index == 0

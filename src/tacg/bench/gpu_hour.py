@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import json
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from tacg.bench import cache, decode, gate, scan
 from tacg.bench.forwards import FORWARDS, SIMULATED, steady_forward
 from tacg.bench.simulated_device import SimulatedDevice
 from tacg.bench.vendors import vendor_model
+from tacg.engine.draws import PROPOSAL, sample, uniform
+from tacg.engine.graphs import Graphs
 from tacg.engine.loop import Engine
 from tacg.engine.request import Decode, Request
 from tacg.errors import TacgError
@@ -35,6 +38,8 @@ from tacg.models.base import whole
 from tacg.models.tiny import SHAPES, random_model
 from tacg.policies import get_policy
 from tacg.records.surroundings import surroundings
+from tacg.scan import Trajectories
+from tacg.types import EmaContrast, Needs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -168,6 +173,83 @@ def kernels(hour: Hour) -> list[dict[str, Any]]:
     return rows
 
 
+@torch.no_grad()
+def scans(hour: Hour) -> list[dict[str, Any]]:
+    """Our kernels for scan and sampling against the readable code, also on the second GPU, if there is one."""
+    if importlib.util.find_spec("triton") is None:
+        raise TacgError("Triton is not installed, so there are no kernels of our own to check: pip install triton.")
+    needs = Needs("kl", "margin", "entropy", "reference", "readout", contrast=EmaContrast(0.3, 0.95))
+    second = hour.rehearse or torch.cuda.device_count() > 1
+    shapes = ((2, 1000),) if hour.rehearse else ((1, 126464), (8, 151936), (64, 126464))
+    rows: list[dict[str, Any]] = []
+    for device in ("cuda:0", "cuda:1") if second else ("cuda:0",):
+        for positions, vocabulary in shapes:
+            for dtype in (torch.float32, torch.bfloat16):
+                with hour.kernels():
+                    found = _scanned(device, positions, vocabulary, dtype, needs)
+                rows.append(
+                    {"device": device, "positions": positions, "vocabulary": vocabulary, "dtype": str(dtype)} | found
+                )
+    return rows
+
+
+def _scanned(device: str, positions: int, vocabulary: int, dtype: torch.dtype, needs: Needs) -> dict[str, Any]:
+    """Three steps with both, from the same logits: tokens, the largest difference of a signal, and sampled tokens."""
+    from tacg.engine.triton_draws import drawn
+
+    generator = torch.Generator().manual_seed(positions)
+    memories = {name: Trajectories(1, positions, device) for name in ("triton", "reference")}
+    flags = torch.ones(1, positions, dtype=torch.bool, device=device)
+    zero, heat = torch.zeros(1, dtype=torch.int64, device=device), torch.ones(1, device=device)
+    tokens, off, drawn_alike = True, 0.0, 0
+    for step in range(3):
+        logits = torch.randn(positions, vocabulary, generator=generator) * 3
+        logits[:, 7 + step] = 16.0  # in 16 bits, the largest of so many would often occur twice
+        logits = logits.to(device, dtype)
+        made: dict[str, Any] = {}
+        for name, memory in memories.items():
+            scan = memory.scan(logits, needs, flags, backend=name)
+            made[name] = scan.to_signals(flags, eager=True, step=zero, steps=zero + 1)
+            memory.follow(scan, flags)
+        one, other = made["triton"], made["reference"]
+        tokens = tokens and bool((one.token == other.token).all())
+        for name in needs.names:
+            off = max(off, float((one.measured[name] - other.measured[name]).abs().max()))
+        chance = uniform(zero, zero + step, positions, PROPOSAL)[0]
+        mine = drawn(logits, None, positions, zero, zero, zero + step, heat)
+        drawn_alike += int((mine == sample(logits, heat.expand(positions), chance).squeeze(1)).sum())
+    right = tokens and off < 1e-3 and drawn_alike >= 0.95 * 3 * positions
+    return {
+        "same_tokens": tokens,
+        "largest_difference": off,
+        "same_draws": drawn_alike / (3 * positions),
+        "right": right,
+    }
+
+
+def graph_decodes(hour: Hour) -> list[dict[str, Any]]:
+    """Decodes with CUDA graphs: the same tokens and steps, how many steps were replays, and how long they take."""
+    rows: list[dict[str, Any]] = []
+    with hour.kernels() as simulated:
+        llm = load("pocket", device="cuda", dtype="float32" if hour.rehearse else "bfloat16")
+        prompts = [tuple(llm.encode(text)) for text in ("12 + 7", "3 * (4 + 5)", "100 - 58", "7 * 8")]
+        for policy, cache_mode in (("confidence", "none"), ("tacg", "dual"), ("tacg+klass", "none")):
+            made = Decode(gen_length=48, block_length=16, cache=cache_mode, early_stop=False)
+            requests = [Request(prompt, get_policy(policy), made) for prompt in prompts]
+            engine, plain = Engine(llm.model, max_rows=3), Engine(llm.model, max_rows=3)
+            used = engine.graphs = Graphs(llm.model, None if simulated is None else (lambda step: step))
+            found, expected = engine.generate(requests), plain.generate(requests)
+            same = [(each.tokens, each.steps) for each in found] == [(each.tokens, each.steps) for each in expected]
+            row = {"policy": policy, "cache": cache_mode, "captures": used.captures, "replays": used.replays}
+            rows.append(row | {"why_not": used.why_not, "right": same and not used.why_not})
+            if simulated is None:
+                rows[-1]["seconds"] = {
+                    "eager": _seconds(functools.partial(plain.generate, requests)),
+                    "graphs": _seconds(functools.partial(engine.generate, requests)),
+                }
+    return rows
+
+
 def graphs(hour: Hour) -> dict[str, Any]:
     """Whether a steady forward can be captured as a CUDA graph, and gives the same result when replayed."""
     case = FORWARDS[1]
@@ -254,10 +336,10 @@ def reproduce(hour: Hour) -> dict[str, Any]:
     return found
 
 
-PARTS: dict[str, Part] = {
-    part.__name__: part
-    for part in (doctor, families, syncs, kernels, graphs, parity, compiled, speed, benches, reproduce)
-}
+EVERY_PART: tuple[Part, ...] = (
+    doctor, families, scans, syncs, kernels, graphs, graph_decodes, parity, compiled, speed, benches, reproduce,
+)  # fmt: skip
+PARTS = {part.__name__: part for part in EVERY_PART}
 
 
 def run_hour(hour: Hour, out: Path, only: tuple[str, ...] = ()) -> bool:

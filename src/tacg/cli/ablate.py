@@ -13,6 +13,7 @@ from tacg.cli.common import (
     Data,
     Device,
     Dtype,
+    Graphed,
     Json,
     Model,
     N,
@@ -54,6 +55,7 @@ def main(
     device: Device = "cpu",
     quantize: Quantize = None,
     compiled: Compiled = False,
+    graphs: Graphed = False,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -75,7 +77,9 @@ def main(
     n = min(n, 16) if quick else n
     settings = parse_settings(gates, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
+    llm = load_model(
+        model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled, graphs=graphs
+    )
     with progress("ablation", n * len(tasks) * len(gates) * (1 + len(PARTS))) as tick:
         sample = Sample(n, seed, split, batch_size)
         rows = ablate(llm, tasks, gates, sample, settings, ledger, tick)

@@ -16,6 +16,7 @@ from tacg.cli.common import (
     Delay,
     Device,
     Dtype,
+    Graphed,
     Json,
     Model,
     PolicyName,
@@ -69,6 +70,7 @@ def main(
     device: Device = "cpu",
     quantize: Quantize = None,
     compiled: Compiled = False,
+    graphs: Graphed = False,
     policy: PolicyName = "tacg",
     setting: SettingOptions = None,
     cache: CacheMode = None,
@@ -78,7 +80,9 @@ def main(
 ) -> None:
     """Answer each line, given the conversation so far; commands begin with a slash."""
     settings = parse_settings(policy, setting, cache)
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
+    llm = load_model(
+        model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled, graphs=graphs
+    )
     if not llm.tokenizer.chat_template:
         raise TacgError(f"{model!r} has no chat template, so it cannot follow a conversation; use `tacg generate`.")
     talk = Conversation(llm, model, policy, settings, watch, delay)

@@ -75,6 +75,9 @@ Quantize = Annotated[
 Compiled = Annotated[
     bool, typer.Option("--compile", help="Pass the layers through torch.compile; the first forward takes a while then.")
 ]
+Graphed = Annotated[
+    bool, typer.Option("--graphs", help="Capture steps as CUDA graphs and replay them; ignored without CUDA.")
+]
 Dtype = Annotated[
     str,
     typer.Option(
@@ -224,7 +227,7 @@ def benchmark_files(names: Sequence[str], words: Sequence[str]) -> dict[str, str
 
 def load_model(
     name: str, *, dtype: str = "float32", device: str = "cpu", verifier: str | None = None, quantize: str | None = None,
-    compiled: bool = False,
+    compiled: bool = False, graphs: bool = False,
 ) -> LLM:  # fmt: skip
     """Load a model, with a progress bar; a built-in one says first what it is."""
     from rich.console import Console
@@ -235,13 +238,15 @@ def load_model(
 
     if name in BUILT_IN:
         typer.secho(f"{name}: {BUILT_IN[name]}", dim=True, err=True)
-        return load(name, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compile=compiled)
+        return load(
+            name, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compile=compiled, graphs=graphs
+        )
     with Progress(
         TextColumn("loading"), BarColumn(), DownloadColumn(), console=Console(stderr=True), transient=True
     ) as bar:
         line = bar.add_task("", total=None)
         return load(
-            name, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compile=compiled,
+            name, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compile=compiled, graphs=graphs,
             tell=lambda done, total: bar.update(line, completed=done, total=total),
         )  # fmt: skip
 

@@ -15,6 +15,7 @@ from tacg.cli.common import (
     Data,
     Device,
     Dtype,
+    Graphed,
     Json,
     Model,
     N,
@@ -58,6 +59,7 @@ def main(
     device: Device = "cpu",
     quantize: Quantize = None,
     compiled: Compiled = False,
+    graphs: Graphed = False,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -81,7 +83,9 @@ def main(
     tasks = load_tasks(task or task_names(), data, knob)
     settings = parse_settings(policies, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl" if out is not None else None)
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
+    llm = load_model(
+        model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled, graphs=graphs
+    )
     with progress("comparing", n * len(policies) * len(tasks)) as tick:
         sample = Sample(n, seed, split, batch_size)
         rows = compare(llm, tasks, policies, sample, settings, ledger, tick)

@@ -15,6 +15,7 @@ from tacg.cli.common import (
     Data,
     Device,
     Dtype,
+    Graphed,
     Json,
     Model,
     N,
@@ -60,6 +61,7 @@ def main(
     device: Device = "cpu",
     quantize: Quantize = None,
     compiled: Compiled = False,
+    graphs: Graphed = False,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -101,7 +103,9 @@ def main(
     )
     n = min(n, 16) if quick else n
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
+    llm = load_model(
+        model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled, graphs=graphs
+    )
     with progress("diagnosis", n * len(tasks)) as tick:
         sample = Sample(n, seed, split, batch_size)
         rows = diagnose(llm, tasks, policy, sample, ledger, tick, settings)

@@ -91,6 +91,7 @@ def _kernels(device: torch.device) -> dict[str, str]:
     return {
         "bfloat16": "fast" if fast else "computed in float32 here",
         "attention": "all rows in one call" if has_varlen(device, torch.bfloat16) else rows,
+        "graphs": "available with --graphs" if device.type == "cuda" else "need a CUDA device",
         "experts": "all experts in one call" if hasattr(F, "grouped_mm") else "one by one: needs a newer PyTorch",
     }
 

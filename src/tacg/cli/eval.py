@@ -15,6 +15,7 @@ from tacg.cli.common import (
     Data,
     Device,
     Dtype,
+    Graphed,
     Json,
     Model,
     PolicyName,
@@ -69,6 +70,7 @@ def main(
     device: Device = "cpu",
     quantize: Quantize = None,
     compiled: Compiled = False,
+    graphs: Graphed = False,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -111,7 +113,7 @@ def main(
         decoder = Fleet(model, address=ray, cores=cores, dtype=dtype)
     else:
         decoder = llm = load_model(
-            model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled
+            model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled, graphs=graphs
         )
         if watch:
             _watch_first(llm, chosen, policy, seed, split, settings)

@@ -17,6 +17,7 @@ from tacg.cli.common import (
     Delay,
     Device,
     Dtype,
+    Graphed,
     Json,
     Model,
     PolicyName,
@@ -60,6 +61,7 @@ def main(
     device: Device = "cpu",
     quantize: Quantize = None,
     compiled: Compiled = False,
+    graphs: Graphed = False,
     policy: PolicyName = "tacg",
     setting: SettingOptions = None,
     cache: CacheMode = None,
@@ -82,7 +84,9 @@ def main(
     if watch and len(prompts) > 1:
         raise TacgError(f"--watch shows one prompt, got {len(prompts)}; leave it out or pass one.")
 
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
+    llm = load_model(
+        model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled, graphs=graphs
+    )
     hint_at_tasks(model, prompts)
     chat = False if raw else None
     done: dict[int, Output] = {}  # filled as prompts finish, so that Ctrl-C loses no answer

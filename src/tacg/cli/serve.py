@@ -14,6 +14,7 @@ from tacg.cli.common import (
     Compiled,
     Device,
     Dtype,
+    Graphed,
     Json,
     Model,
     Quantize,
@@ -48,6 +49,7 @@ def main(
     device: Device = "cpu",
     quantize: Quantize = None,
     compiled: Compiled = False,
+    graphs: Graphed = False,
     port: Annotated[int, typer.Option(help="Port; 0 takes any free port.", min=0, max=65535)] = 8000,
     host: Annotated[str, typer.Option(help="Interface to listen on; anything but loopback needs a key.")] = "127.0.0.1",
     api_key: Annotated[
@@ -103,7 +105,9 @@ def main(
             **({} if max_body is None else {"body_bytes": max_body, "replay_bytes": max_body}),
         )  # fmt: skip
         defaults = Defaults(policy, parse_settings(policy, setting, cache))
-        llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
+        llm = load_model(
+            model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled, graphs=graphs
+        )
         llm.refuse_fill_only("tacg serve")
         service = Service(llm, limits, access, defaults)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")

@@ -15,6 +15,7 @@ from tacg.cli.common import (
     Data,
     Device,
     Dtype,
+    Graphed,
     Json,
     Model,
     N,
@@ -71,6 +72,7 @@ def main(
     device: Device = "cpu",
     quantize: Quantize = None,
     compiled: Compiled = False,
+    graphs: Graphed = False,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -105,7 +107,9 @@ def main(
     n = min(n, 12) if quick else n
     settings = parse_settings(policies, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
+    llm = load_model(
+        model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled, graphs=graphs
+    )
     points = len(across.values) * (len(up.values) if up else 1) * len(policies) * len(tasks)
     with progress("sweep", n * points) as tick:
         sample = Sample(n, seed, split, batch_size)

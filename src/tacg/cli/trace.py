@@ -15,6 +15,7 @@ from tacg.cli.common import (
     Data,
     Device,
     Dtype,
+    Graphed,
     Json,
     MaybeTask,
     Model,
@@ -61,6 +62,7 @@ def main(
     device: Device = "cpu",
     quantize: Quantize = None,
     compiled: Compiled = False,
+    graphs: Graphed = False,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -88,7 +90,9 @@ def main(
             raise TacgError(f"Give one prompt, or --task, or .jsonl files; got {len(words)} words.")
         chosen, policies = load_task(task, data, knob) if task else words[0], policy or ["tacg"]
         settings = parse_settings(policies, setting, cache)
-        llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
+        llm = load_model(
+            model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled, graphs=graphs
+        )
         hint_at_tasks(model, words)
         files = _record(llm, chosen, seed, policies, settings, out)
     traces = [read_trace(file) for file in files]

@@ -15,6 +15,7 @@ from tacg.cli.common import (
     Data,
     Device,
     Dtype,
+    Graphed,
     Json,
     Labels,
     MaybeTask,
@@ -67,6 +68,7 @@ def main(
     device: Device = "cpu",
     quantize: Quantize = None,
     compiled: Compiled = False,
+    graphs: Graphed = False,
     data: Data = None,
     knob: TaskKnobs = None,
     setting: SettingOptions = None,
@@ -104,7 +106,9 @@ def main(
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
     chosen_task = load_task(task, data, knob) if task else None
     asked, decode, what = asked_of(chosen_task, prompts, n, seed)
-    llm = load_model(model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled)
+    llm = load_model(
+        model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled, graphs=graphs
+    )
     with progress("tuning", trials * n) as tick:
         if chosen_task is not None and labels:
             judge = by_labels(llm, chosen_task, policy, Sample(n, seed, "dev", batch_size), ledger, tick)

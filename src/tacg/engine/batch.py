@@ -203,12 +203,17 @@ class Batch:
     def forward_input(self) -> tuple[Tensor, list[Span], Tensor]:
         """Tokens int64 [N], their spans, and int64 [P], the tokens whose logits are needed."""
         canvas, copies = self._canvases()
-        plan = self.plan = self.plan or Plan.of(
-            self.rows, self.spec, self.mode, self.needs, self.prompt, self.length, copies, self.device
-        )
+        plan = self.planned(copies)
         self.view = self._look()
         spans = plan.spans if self.attended is None else self.attended.asked_of(self.live(), plan.spans)
         return canvas.view(-1).index_select(0, plan.pack), spans, self._select(plan, self.view)
+
+    def planned(self, copies: int = 1) -> Plan:
+        """The plan of the next forward, with so many canvases per row; made again after a span has changed."""
+        self.plan = self.plan or Plan.of(
+            self.rows, self.spec, self.mode, self.needs, self.prompt, self.length, copies, self.device
+        )
+        return self.plan
 
     def _canvases(self) -> tuple[Tensor, int]:
         """What is forwarded, and the number of canvases per row: one, unless the policy has proposed branches."""
@@ -274,10 +279,11 @@ class Batch:
 
     # -- one step --------------------------------------------------------------------------------------------------
 
-    def step(self, logits: Tensor, hidden: Hidden | None, *, eager: bool) -> StepResult:
-        """Decide and write one step of all rows. `eager` measures every signal, even where it changes no decision.
+    def step(self, logits: Tensor, hidden: Hidden | None, *, eager: bool) -> tuple[Report, Signals, Decision]:
+        """Decide and write one step of all rows; returns what `read` needs.
 
         logits  float [P, V], as requested by `forward_input`
+        eager   measure every signal, even where it changes no decision
         """
         logits.index_fill_(1, self.suppressed, lowest(logits.dtype))
         if self.constrained is not None:
@@ -286,7 +292,7 @@ class Batch:
             eager = True  # ranks decide which of several accepted tokens is written, so all of them must be measured
         scan, signals = self.scan(logits, hidden, eager=eager)
         decision = self.decide(signals)
-        return self.read(self.commit(scan, signals, decision), signals, decision)
+        return self.commit(scan, signals, decision), signals, decision
 
     def scan(self, logits: Tensor, hidden: Hidden | None, *, eager: bool) -> tuple[StepScan, Signals]:
         """Logits -> signals."""

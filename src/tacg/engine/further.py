@@ -18,6 +18,7 @@ from tacg.engine.plan import open_blocks
 from tacg.engine.verify import verify
 from tacg.models.base import AttentionMap, Spans
 from tacg.scan import StepScan, probability
+from tacg.scan.step_scan import backend_for
 from tacg.types import Signals
 
 if TYPE_CHECKING:
@@ -49,6 +50,12 @@ def add_draws(batch: Batch, logits: Tensor, scan: StepScan, signals: Signals) ->
 
 def drawn_proposals(batch: Batch, logits: Tensor) -> Tensor:
     """int64 [P]: tokens sampled at each row's temperature."""
+    if hasattr(backend_for(batch.decode.scan, logits.device, logits.dtype, batch.decode.memory), "scan"):
+        from tacg.engine.triton_draws import drawn
+
+        assert batch.view is not None
+        at = batch.boards
+        return drawn(logits, batch.view.places, batch.length, at.seed, at.block, at.step, at.temperature)
     return sample(logits, _heat(batch), _at_places(batch, _uniform(batch, PROPOSAL, 1))).squeeze(1)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from tacg.engine.graphs import Graphs
     from tacg.engine.request import Request
     from tacg.models.base import Denoiser, Span
     from tacg.types import Output
@@ -48,6 +49,7 @@ class Engine:
         if memory is None and model.device.type != "cpu":
             memory = footprint.usable_memory(model.device)
         self.memory = memory
+        self.graphs: Graphs | None = None  # see `engine_with_graphs`
         self._numbers = itertools.count()
         self._waiting: deque[Row] = deque()
         self._batches: dict[Hashable, Batch] = {}
@@ -113,11 +115,13 @@ class Engine:
             events += self._drop_cancelled()
         self._admit(events)
         batches = list(self._batches.values())
-        for batch, (logits, hidden) in zip(batches, self._forward(batches), strict=True):
+        stepped = None if self.graphs is None else self.graphs.step(batches)
+        forwards = self._forward(batches) if stepped is None else []
+        for number, batch in enumerate(batches):
             rows = batch.live()
             self._at_work = batch, {row.number for row in rows}
             told = _told(rows, detail)
-            result = batch.step(logits, hidden, eager=True in told.values())
+            result = batch.read(*(stepped or batch.step(*forwards[number], eager=True in told.values())))
             events += step_events(rows, result, told) if told else []
             for row in rows:
                 if row.slot in result.failed:

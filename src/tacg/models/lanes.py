@@ -13,11 +13,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Hashable, Iterable
 
     from tacg.cache import Store
     from tacg.models.base import Span
 
+ROUNDED = 64  # the longest row is announced to the kernel as a multiple of this, so that few numbers occur
 VARLEN_TYPES = {torch.bfloat16, torch.float16}
 
 
@@ -144,6 +145,20 @@ class Lane:
                 seen = seen & torch.where(apart, extra | (key != query), ~extra)
         return seen[:, None]
 
+    def longest(self) -> tuple[int, int]:
+        """The most queries and keys of a row; for the kernel that takes rows as they are, an upper bound."""
+        longest, reach = max(self.lengths), max(self.reaches)
+        return (_rounded(longest), _rounded(reach)) if self.fused else (longest, reach)
+
+    def fixed(self) -> tuple[Hashable, list[Tensor]]:
+        """See `DeviceRows.fixed`."""
+        room = () if self.store is None else (self.store.rows, self.store.room)
+        numbers = (self.fused, self.masked, self.alone, len(self.spans), self.longest(), room, tuple(self.at))
+        mask = None if self.fused else self.mask
+        if mask is not None and not self.masked:
+            mask = mask[:, :, :1]  # all positions of a row see the same keys, in the same memory
+        return (*numbers, mask is None), [*self.at.values(), *([] if mask is None else [mask])]
+
     # -- attention -------------------------------------------------------------------------------------------------
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, pair: Tensor | None) -> Tensor:
@@ -163,7 +178,7 @@ class Lane:
             held = (k, v) if self.alone else (k[self.tokens], v[self.tokens])
         queries = self.at["queries"]
         made: Tensor = varlen_kernel()(
-            mine, *held, queries, self.at.get("keys", queries), max(self.lengths), max(self.reaches),
+            mine, *held, queries, self.at.get("keys", queries), *self.longest(),
             enable_gqa=q.shape[1] != k.shape[1], seqused_k=self.at.get("used"),
         )  # fmt: skip
         return made
@@ -192,6 +207,10 @@ class Lane:
         if "behind" in self.at:
             keys.index_copy_(0, self.at["behind"], fresh[self.at["fresh"]])
         return keys.view(*size, *fresh.shape[1:])
+
+
+def _rounded(number: int) -> int:
+    return -(-number // ROUNDED) * ROUNDED
 
 
 def _ranges(starts: list[int], lengths: list[int]) -> Tensor:

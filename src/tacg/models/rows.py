@@ -19,7 +19,7 @@ from tacg.models.lanes import Lane, Tables
 from tacg.models.products import attention
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
 
 class Turns(NamedTuple):
@@ -60,7 +60,8 @@ def packed_rows(spans: Sequence[Span], *words: Any, device: torch.device, **name
         return kind(spans, *words, device=device, **named)
     key = (kind, *words, device, *named.values())
     if key not in spans.known:
-        spans.known[key] = kind(spans, *words, device=device, **named)
+        made = spans.known[key] = kind(spans, *words, device=device, **named)
+        made.settings = words, {"device": device, **named}
     found: PackedRows = spans.known[key]
     return found
 
@@ -74,7 +75,10 @@ class PackedRows:
     layers    the number of layers
     position    int64 [N], of each token in its row
     has_before  int64 [N], 0 for the first token of each span, 1 for all others
+    settings    what `packed_rows` was called with, besides the spans
     """
+
+    settings: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __init__(
         self, spans: Sequence[Span], rotary: int, theta: float, *, device: torch.device, dtype: torch.dtype,
@@ -174,6 +178,24 @@ class DeviceRows(PackedRows):
         for lane in self.lanes:
             lane.finish(found, self.block, self.window)
         return found[: len(tables)]
+
+    def of(self, spans: Spans) -> DeviceRows:
+        """The same for other spans."""
+        words, named = self.settings
+        made = DeviceRows(spans, *words, **named)
+        made.settings = self.settings
+        if self.known is not None:
+            made.turns(self.known.cos.shape[-1])
+        return made
+
+    def fixed(self) -> tuple[Hashable, list[Tensor]]:
+        """Numbers that attention depends on, and its tables on the device.
+
+        If the numbers and the shapes of the tables are equal, copying the tables of one into another replaces its rows.
+        """
+        lanes, turns = [lane.fixed() for lane in self.lanes], () if self.known is None else self.known
+        tables = [each for each in (self.position, self.has_before, self.cos, self.sin, *turns) if each is not None]
+        return tuple(numbers for numbers, _ in lanes), [*tables, *(each for _, more in lanes for each in more)]
 
     def rotate(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         """Rotates queries and keys at once; rounds only the result."""

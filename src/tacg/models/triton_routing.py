@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tacg.devices import current_device
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def route_kernel(  # type: ignore[no-untyped-def]
@@ -52,8 +54,9 @@ def route(
     rows, experts = logits.shape
     chosen = torch.empty(rows, count, dtype=torch.int64, device=logits.device)
     weight = torch.empty(rows, count, dtype=torch.float32, device=logits.device)
-    route_kernel[(rows,)](
-        logits, logits.stride(0), bias, chosen, weight, scaling, experts=experts, groups=groups,
-        kept_groups=kept_groups, count=count, width=triton.next_power_of_2(count), num_warps=1,
-    )  # fmt: skip
+    with current_device(logits):
+        route_kernel[(rows,)](
+            logits, logits.stride(0), bias, chosen, weight, scaling, experts=experts, groups=groups,
+            kept_groups=kept_groups, count=count, width=triton.next_power_of_2(count), num_warps=1,
+        )  # fmt: skip
     return chosen, weight

@@ -103,7 +103,8 @@ class StepScan:
         if needs.credit is not None:
             add_credit(self, needs.credit)
         if self.fused:
-            self.found = self.backend.scan(self.picked(), self.slots, self.first, self.wanted, proposal, needs, memory)
+            asked = self.slots, self.first, self.wanted, proposal, needs, memory
+            self.found = self.backend.scan(self.logits, self.rows, *asked)
         else:
             self.found = self._read(proposal)
             self._mark_unusable()
@@ -241,9 +242,8 @@ class StepScan:
 
 def _decay_to_undo(backend: Any, needs: Needs, memory: Memory) -> float | None:
     """The EMA's decay if the backend updates it while reading and this can be undone with small error, else None."""
-    least: float = getattr(backend, "UNDOABLE", torch.inf)
-    contrast = needs.contrast
-    return contrast.beta if contrast is not None and memory.kind == "fp32" and contrast.beta >= least else None
+    least, contrast = getattr(backend, "UNDOABLE", None), needs.contrast
+    return contrast.beta if contrast and least and memory.kind == "fp32" and contrast.beta >= least else None
 
 
 def _nothing(logits: Tensor, needs: Needs) -> dict[str, Tensor]:

@@ -55,7 +55,7 @@ class Batcher:
 
     def _engine(self) -> Engine:
         """An engine for the batch."""
-        return Engine(self._llm.model, self._limits.rows, self._llm.verifier, self._memory)
+        return self._llm.engine(self._llm.model, self._limits.rows, self._llm.verifier, self._memory)
 
     # -- any thread --------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,14 @@ from tacg.bench.simulated_device.operations import (
     wrapped,
 )
 from tacg.bench.simulated_device.tally import Site, Tally, asking_line
-from tacg.bench.simulated_device.tensor import CPU, DeviceGenerator, DeviceTensor, check_generator, indexed
+from tacg.bench.simulated_device.tensor import (
+    CPU,
+    DeviceGenerator,
+    DeviceTensor,
+    MixedDevicesError,
+    check_generator,
+    indexed,
+)
 from tacg.bench.simulated_device.triton import emulated_kernels
 from tacg.errors import TacgError
 
@@ -65,6 +72,7 @@ class SimulatedDevice:
 
     def __init__(self) -> None:
         self.tally = Tally()
+        self.index = 0  # of the current device
         self._phases = ["other"]
         self._patches = contextlib.ExitStack()
         self._mode = _Mode(self)
@@ -77,6 +85,8 @@ class SimulatedDevice:
             patches.enter_context(mock.patch.object(torch.cuda, "_lazy_init", _nothing_to_do))
             patches.enter_context(mock.patch.object(torch.cuda, "synchronize", self._synchronize))
             patches.enter_context(mock.patch.object(torch.cuda, "get_device_capability", return_value=(9, 0)))
+            for name in ("_exchange_device", "_maybe_exchange_device"):
+                patches.enter_context(mock.patch.object(torch.cuda, name, self._exchange_device))
             patches.enter_context(mock.patch.object(torch, "Generator", DeviceGenerator))
             patches.enter_context(mock.patch.object(DeviceTensor, "current", self))
             # torch.tensor(…, device=…) first makes a tensor on the CPU, whose copy is then intercepted.
@@ -108,8 +118,18 @@ class SimulatedDevice:
     def _synchronize(self, device: Any = None) -> None:
         self._count("read", "synchronize")
 
+    def _exchange_device(self, index: int) -> int:
+        """Make a device the current one, if the index is not negative; returns the one before."""
+        before, self.index = self.index, index if index >= 0 else self.index
+        return before
+
     def _launch(self, kernel: Callable[..., None], arguments: dict[str, Any]) -> None:
-        """A kernel of our own, emulated."""
+        """A kernel of our own, emulated. Triton launches on the current device."""
+        here = common(kernel.__name__, tensors_in(tuple(arguments.values())))
+        if here.index != self.index:
+            raise MixedDevicesError(
+                f"{kernel.__name__} was launched on cuda:{self.index}, but its tensors are on {here}."
+            )
         self._count("kernel", kernel.__name__)
         kernel(**on_host(arguments))
 

@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 
+from tacg.engine.draws import PROPOSAL, sample, uniform
 from tacg.models.routing import step_by_step
 from tacg.scan.reference import contrast as contrasted
 from tacg.scan.reference import follow, lowest, read
@@ -32,7 +33,11 @@ def emulated_kernels(launch: Launch) -> Iterator[None]:
     Without Triton there is nothing to replace: then the code without kernels runs on a device, too.
     """
     with contextlib.ExitStack() as patches:
-        for place, stand_in in (("tacg.scan.triton", scan_kernel), ("tacg.models.triton_routing", route_kernel)):
+        for place, stand_in in (
+            ("tacg.scan.triton", scan_kernel), ("tacg.scan.triton", combine_kernel),
+            ("tacg.engine.triton_draws", weigh_kernel), ("tacg.engine.triton_draws", draw_kernel),
+            ("tacg.models.triton_routing", route_kernel),
+        ):  # fmt: skip
             with contextlib.suppress(ImportError):
                 module = importlib.import_module(place)
                 kernel = _Kernel(getattr(module, stand_in.__name__), stand_in, launch)
@@ -61,26 +66,48 @@ def route_kernel(
     weight_out.copy_(weight)
 
 
+def weigh_kernel(**_: Any) -> None:
+    """Nothing: the emulated `draw_kernel` does both."""
+
+
+def draw_kernel(
+    *, logits: Tensor, places: Tensor, temperature: Tensor, seed: Tensor, block: Tensor, step: Tensor,
+    token_out: Tensor, length: int, everywhere: bool, **_: Any,
+) -> None:  # fmt: skip
+    """What the kernel of this name leaves in `token_out` (see `tacg.engine.triton_draws`)."""
+    draws = uniform(seed, block * (1 << 32) + step, length, PROPOSAL).view(-1, 1)
+    heat = temperature[:, None].expand(-1, length).reshape(-1)
+    here = slice(None) if everywhere else places
+    token_out.copy_(sample(logits, heat[here], draws[here]).squeeze(1))
+
+
+def combine_kernel(**_: Any) -> None:
+    """Nothing: the emulated `scan_kernel` reads whole rows."""
+
+
 def scan_kernel(
-    *, logits: Tensor, slots: Tensor, first: Tensor, wanted: Tensor, proposal: Tensor, reference: Tensor,
-    previous: Tensor, token_out: Tensor, scalars_out: Tensor, w: float, beta: float, proposed: bool, contrast: bool,
-    divergence: bool, **_: Any,
+    *, logits: Tensor, rows: Tensor, slots: Tensor, first: Tensor, wanted: Tensor, proposal: Tensor, reference: Tensor,
+    previous: Tensor, token_out: Tensor, scalars_out: Tensor, w: Any, beta: Any, width: int, picked: bool,
+    proposed: bool, contrast: bool, divergence: bool, apart: bool, **_: Any,
 ) -> None:  # fmt: skip
     """What the kernel of this name leaves in `token_out`, `scalars_out` and the history (see `tacg.scan.triton`)."""
     begins = first.bool()
     from tacg.scan.triton import SCALARS
 
+    logits = logits[rows] if picked else logits
+    if apart:
+        w, beta = (each.view(-1, 1)[slots // width] for each in (w, beta))
     names = frozenset({"margin", "gap", "entropy", "others"} | ({"kl"} if divergence else set()))
     found = read(
         logits, None, proposal if proposed else None, names, previous if divergence else None, slots, begins
     )  # fmt: skip
     if contrast:
-        rows = torch.arange(len(slots))
+        every = torch.arange(len(slots))
         for name, weight in (("reference", 1.0), ("readout", -w)):
-            there = 1.0 - contrasted(logits, rows, reference, slots, found["token"], weight, fine=True)
+            there = 1.0 - contrasted(logits, every, reference, slots, found["token"], weight, fine=True)
             found[f"{name}_others"] = torch.where(begins, found["others"], there.to(found["others"].dtype))
             found[name] = 1.0 - found[f"{name}_others"]
-        follow(reference, slots, logits, rows, found["peak"], begins, beta)
+        follow(reference, slots, logits, every, found["peak"], begins, beta)
     usable = (found["peak"] > lowest(logits.dtype)) & (found["peak"] < torch.inf)
     found["confidence"] = found["confidence"].masked_fill(~usable, torch.nan)
     read_here = wanted.bool()
