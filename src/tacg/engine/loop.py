@@ -82,7 +82,7 @@ class Engine:
         """Whether any row is waiting or being decoded."""
         return bool(self._waiting) or any(batch.live() for batch in self._batches.values())
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def step(self, *, detail: bool | Mapping[int, bool] = True) -> list[Event]:
         """One denoising step of every row in the batch. Without `detail`, only starts and results are reported.
 

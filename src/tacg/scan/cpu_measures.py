@@ -18,6 +18,19 @@ NOTHING = torch.tensor(SMOOTHING, dtype=torch.float64).log().item()
 CLOSE = 0.99  # confidence above which 1 - confidence has too few digits left in float32
 
 
+def largest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Like `values.max(dim=1)`, of at least 32 bits: numpy finds the index ten times faster. The first NaN wins."""
+    return values.amax(dim=1), torch.from_numpy(values.numpy().argmax(axis=1))
+
+
+def put(store: Tensor, rows: Tensor, values: Tensor) -> None:
+    """Like `store.index_copy_(0, rows, values)`, which takes four times as long; numpy has no bfloat16."""
+    if store.dtype == torch.bfloat16:
+        store.index_copy_(0, rows, values)
+    else:
+        store.numpy()[rows.numpy()] = values.numpy()
+
+
 def next_to_best(
     logits: Tensor, rows: Tensor | None, shares: Tensor, top: Tensor, peak: Tensor, best: Tensor
 ) -> Tensor:
@@ -59,7 +72,7 @@ def divergence(z: Tensor, posterior: Tensor, shares: Tensor, previous: Tensor, p
         torch.sub(z, normalizer[:, None], out=kept).clamp_min_(NOTHING)
     now = _dot(posterior, kept)
     if not isinstance(piece.slot, slice):
-        previous.index_copy_(0, piece.slot, kept)
+        put(previous, piece.slot, kept)
     return now.sub_(before).clamp_min_(0.0)
 
 
