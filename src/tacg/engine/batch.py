@@ -28,7 +28,6 @@ from tacg.types import BY_ENGINE, REASONS, Commit, Reason, even_share
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
-    import numpy as np
     from torch import Tensor
 
     from tacg.engine.further import Further
@@ -356,16 +355,16 @@ class Batch:
                     self.plan = None
                 if row.block != blocks[row.slot]:
                     self._forget_blocks()
-        if told.cut is not None:
-            self._note_constraints(told, told.cut)
+        if told.cut.size:
+            self._note_constraints(told)
         return StepResult(signals, decision, blocks, written, told.failed)
 
-    def _note_constraints(self, told: HostReport, cut: np.ndarray) -> None:
+    def _note_constraints(self, told: HostReport) -> None:
         """Record the probability that constraints removed, and the tokens they forced."""
         for slot, position, _, why, _ in told.written():
             row = self.rows[slot]
             assert row is not None
-            row.cut[position] = float(cut[slot, position])
+            row.cut[position] = float(told.cut[slot, position])
             (row.forced.add if why == Reason.FORCED else row.forced.discard)(position)
 
 

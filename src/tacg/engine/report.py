@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 
 from tacg.types import reads_are_free
@@ -12,7 +13,6 @@ from tacg.types import reads_are_free
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy as np
     from torch import Tensor
 
 
@@ -33,24 +33,25 @@ class Report(NamedTuple):
         cls, reason: Tensor, token: Tensor, confidence: Tensor, scalars: Mapping[str, Tensor], cut: Tensor | None = None
     ) -> Report:
         """Collect tensors [S, L] and scalars [S]."""
-        more = () if cut is None else (cut,)
-        if reads_are_free(reason):
-            return cls((reason, token, confidence, *more), scalars)
-        columns = torch.stack(list(scalars.values()), dim=1)
-        packed = torch.cat([reason, token, _bits(confidence), columns, *map(_bits, more)], dim=1)
-        return cls((packed,), scalars)
+        boards = [reason, token, confidence] if cut is None else [reason, token, confidence, cut]
+        if not reads_are_free(reason):
+            columns, bits = torch.stack(list(scalars.values()), dim=1), [_bits(board) for board in boards[2:]]
+            boards = [torch.cat([reason, token, bits[0], columns, *bits[1:]], dim=1)]
+        return cls(tuple(boards), scalars)
 
     def read(self, length: int) -> HostReport:
         """Copy it to the host, unless it is there."""
-        if len(self.boards) == 1:
-            boards, columns = unpacked(self.boards[0].cpu().numpy(), length, len(self.scalars))
-        else:
-            boards, columns = [each.numpy() for each in self.boards], [each.tolist() for each in self.scalars.values()]
-        reason, token, sure, *cut = boards
+        columns: Any = self.scalars.values()
+        boards = [board.cpu().numpy() for board in self.boards]
+        if len(boards) == 1:
+            edges = [length, 2 * length, 3 * length, 3 * length + len(columns)]
+            reason, token, sure, told, cut = np.split(boards[0], edges, axis=1)
+            boards, columns = [reason, token, *(bits.astype("int32").view("float32") for bits in (sure, cut))], told.T
+        reason, token, sure, *more = boards
         rows, places = (each[::-1].tolist() for each in (sure != sure).nonzero())
         failed = dict(zip(rows, places, strict=True))
-        table = dict(zip(self.scalars, columns, strict=True))
-        return HostReport(reason, token, sure, cut[0] if cut else None, table, failed)
+        table = {name: column.tolist() for name, column in zip(self.scalars, columns, strict=True)}
+        return HostReport(reason, token, sure, more[0] if more else sure[:, :0], table, failed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class HostReport:
     reason: np.ndarray
     token: np.ndarray
     sure: np.ndarray
-    cut: np.ndarray | None
+    cut: np.ndarray
     table: dict[str, list[int]]
     failed: dict[int, int]
 
@@ -75,15 +76,6 @@ class HostReport:
             facts = (board[row, place] for board in (self.token, self.reason, self.sure))
             token, reason, sure = (each.item() for each in facts)
             yield row, place, token, reason, sure
-
-
-def unpacked(table: np.ndarray, length: int, scalars: int) -> tuple[list[np.ndarray], list[list[int]]]:
-    """The boards and the columns of scalars of a packed report."""
-    end = 3 * length + scalars
-    starts = [0, length, 2 * length, *([end] if table.shape[1] > end else [])]
-    boards = [table[:, start : start + length] for start in starts]
-    boards[2:] = [bits.astype("int32").view("float32") for bits in boards[2:]]
-    return boards, table[:, 3 * length : end].T.tolist()
 
 
 def _bits(values: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tacg.scan.cpu_measures import divergence, entropy, largest, next_to_best, others, put
+from tacg.scan.cpu_measures import divergence, entropy, next_to_best, others
+from tacg.scan.memory import put
 from tacg.scan.reference import SUPPRESSED, at, share, wide_dtype
 from tacg.scan.wide_rows import CHUNK, WIDE, ScanPiece, chunk_maxima, in_pairs, inside_chunks, kept_buffer, wide_pieces
 
@@ -202,3 +203,8 @@ def _best(
     for place in (lower < shares.shape[1] - 1).nonzero().squeeze(1).tolist():
         peak[place], best[place] = logits[place if rows is None else rows[place]].max(dim=0)
     return peak, best
+
+
+def largest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Like `values.max(dim=1)`, of at least 32 bits: numpy finds the index ten times faster. The first NaN wins."""
+    return values.amax(dim=1), torch.from_numpy(values.numpy().argmax(axis=1))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tacg.scan.memory import put
 from tacg.scan.reference import SMOOTHING, SUPPRESSED
 from tacg.scan.wide_rows import CHUNK, WIDE, inside_chunks
 
@@ -16,19 +17,6 @@ if TYPE_CHECKING:
 
 NOTHING = torch.tensor(SMOOTHING, dtype=torch.float64).log().item()
 CLOSE = 0.99  # confidence above which 1 - confidence has too few digits left in float32
-
-
-def largest(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Like `values.max(dim=1)`, of at least 32 bits: numpy finds the index ten times faster. The first NaN wins."""
-    return values.amax(dim=1), torch.from_numpy(values.numpy().argmax(axis=1))
-
-
-def put(store: Tensor, rows: Tensor, values: Tensor) -> None:
-    """Like `store.index_copy_(0, rows, values)`, which takes four times as long; numpy has no bfloat16."""
-    if store.dtype == torch.bfloat16:
-        store.index_copy_(0, rows, values)
-    else:
-        store.numpy()[rows.numpy()] = values.numpy()
 
 
 def next_to_best(

@@ -187,12 +187,10 @@ class StepScan:
     def _measure(self, where: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
         """reference, readout or both at `where`, bool [R, L]; 0 elsewhere."""
         chosen = self._at_places(where).nonzero().squeeze(1)
-        if not len(chosen) or not names:
-            nothing = torch.zeros(where.shape, dtype=self.found["confidence"].dtype, device=where.device)
-            return dict.fromkeys(names, nothing)
         places = chosen if self.places is None else self.places[chosen]
-        boards = self.spread(torch.stack([*self.contrast(chosen, names).values()]), places=places)
-        return dict(zip(names, boards.unbind(), strict=True))
+        empty = self.found["confidence"][:0]
+        values = self.contrast(chosen, names) if len(chosen) else dict.fromkeys(names, empty)
+        return {name: self.spread(each, places=places) for name, each in values.items()}
 
     def _read(self, proposal: Tensor | None) -> dict[str, Tensor]:
         previous = self.memory.store("previous", self.logits) if "kl" in self.needs else None
