@@ -16,10 +16,11 @@ import tacg
 
 ROOT = Path(__file__).parents[1]
 # Lines of the functions that one decode enters. Raised from 1,900 for layers in two steps and packed weights, then
-# for admission by memory and questions that save operations on a CPU; else only lowered.
-MOST = 2040
+# for admission by memory and questions that save operations on a CPU, then once more for such questions; else only
+# lowered.
+MOST = 2075
 CORE = ("types", "gate", "lazy", "policies", "scan", "engine")
-MOST_OF_CORE = 3210  # lines of the whole files of these rooms that it touches
+MOST_OF_CORE = 3255  # lines of the whole files of these rooms that it touches
 SLACK = 15  # lines by which the page may be off before somebody has to count again
 
 Touched = dict[str, tuple[int, int]]
