@@ -14,15 +14,15 @@ from tacg.records.rows import ResultRow
 
 # model, policy, case, rows: the median of kernels, reads and uploads in steps in which no row comes or goes.
 LIMITS = {
-    ("pocket", "confidence", "", 1): (67, 1, 0),
-    ("pocket", "klass", "", 1): (75, 1, 0),
-    ("pocket", "tacg", "", 8): (98, 1, 0),
-    ("pocket", "tacg+klass", "", 8): (106, 1, 0),
-    ("pocket", "tacg", "temperature 0.7", 8): (146, 1, 0),
+    ("pocket", "confidence", "", 1): (53, 1, 0),
+    ("pocket", "klass", "", 1): (62, 1, 0),
+    ("pocket", "tacg", "", 8): (82, 1, 0),
+    ("pocket", "tacg+klass", "", 8): (90, 1, 0),
+    ("pocket", "tacg", "temperature 0.7", 8): (132, 1, 0),
     # Unlike in prompt, length and threshold: as few as rows that are alike, or fewer, as none of them stops early.
-    ("pocket", "tacg", "all unlike", 32): (98, 1, 0),
+    ("pocket", "tacg", "all unlike", 32): (82, 1, 0),
     # Each time a row enters a block its forward is planned anew, which is an upload.
-    ("random llada2", "tacg", "prompts of unlike length", 8): (94, 1, 1),
+    ("random llada2", "tacg", "prompts of unlike length", 8): (83, 1, 1),
 }
 PHASES = {"scan", "decide", "commit"}
 

@@ -47,7 +47,8 @@ class Report(NamedTuple):
             edges = [length, 2 * length, 3 * length, 3 * length + len(columns)]
             reason, token, sure, told, cut = np.split(boards[0], edges, axis=1)
             boards, columns = [reason, token, *(bits.astype("int32").view("float32") for bits in (sure, cut))], told.T
-        reason, token, sure, *more = boards
+        reason, token = boards[:2]
+        sure, *more = (board.astype("float32", copy=False) for board in boards[2:])
         rows, places = (each[::-1].tolist() for each in (sure != sure).nonzero())
         failed = dict(zip(rows, places, strict=True))
         table = {name: column.tolist() for name, column in zip(self.scalars, columns, strict=True)}
