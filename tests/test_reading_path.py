@@ -1,4 +1,4 @@
-"""docs/reading.md lists the files that one decode really enters, with their sizes, which stay small."""
+"""docs/reading.md names what one decode really goes through, with its size, and that stays small."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import tacg
 
 ROOT = Path(__file__).parents[1]
 # Lines of the functions that one decode enters. Raised from 1,900 for layers in two steps and packed weights, then
-# for admission by memory and questions that save operations on a CPU, then for the seam of CUDA graphs; else only
-# lowered.
-MOST = 2049
+# for admission by memory and questions that save operations on a CPU (twice), then for the seam of CUDA graphs; else
+# only lowered.
+MOST = 2084
 CORE = ("types", "gate", "lazy", "policies", "scan", "engine")
-MOST_OF_CORE = 3212  # lines of the whole files of these rooms that it touches
+MOST_OF_CORE = 3265  # lines of the whole files of these rooms that it touches
 SLACK = 15  # lines by which the page may be off before somebody has to count again
 
 Touched = dict[str, tuple[int, int]]
@@ -28,7 +28,7 @@ Touched = dict[str, tuple[int, int]]
 
 @pytest.fixture(scope="module")
 def touched() -> Touched:
-    """In a separate process, because code whose results earlier tests cached would not be entered."""
+    """In a process of its own: what earlier tests have cached would not be entered."""
     source = Path(tacg.__file__).parents[1]
     command = [sys.executable, "-m", "tests.reading_path"]
     done = subprocess.run(

@@ -91,6 +91,6 @@ def scan(
     found = {**step.found, "first": step.first}
     if needs.contrast is not None and not step.fused:
         everywhere = torch.arange(len(places))
-        found |= {name: step.contrast(everywhere, name) for name in CONTRASTED if name in needs}
+        found |= step.contrast(everywhere, [name for name in CONTRASTED if name in needs])
     trajectories.follow(step, observed)
     return found

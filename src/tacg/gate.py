@@ -19,6 +19,8 @@ from tacg.types import EmaContrast, Needs, Signals, but_not, top
 if TYPE_CHECKING:
     from torch import Tensor
 
+ESCAPED = torch.iinfo(torch.int64).max  # the streak of a position that is so sure that it need not persist
+
 
 @dataclass(frozen=True)
 class GateConfig(Knobs):
@@ -119,15 +121,14 @@ def commit_rule(
     On a CPU, support is measured only where it can change a decision (`where_support_matters`).
     """
     confidence = signals.confidence
-    escaped = confidence >= config.tau_escape
+    persisted = streak.masked_fill(confidence >= config.tau_escape, ESCAPED)
 
-    kept = (streak >= config.m_base) | escaped
+    kept = persisted >= config.m_base
     if config.preserve_margin is not None:
         kept |= signals.margin >= config.preserve_margin
     base = base_ready & signals.eligible & kept
 
-    candidates = but_not(signals.eligible, base) & (confidence >= config.tau_floor)
-    candidates &= (streak >= config.m_extra) | escaped
+    candidates = but_not(signals.eligible, base) & (confidence >= config.tau_floor) & (persisted >= config.m_extra)
     if not config.rejoin:
         candidates = but_not(candidates, base_ready)
     budget: Tensor | int = config.k_extra

@@ -36,19 +36,24 @@ def where_support_matters(
         return signals, signals.observed if "reference" in signals.measured else None
     if config.max_support is not None:
         return signals.with_contrast(signals.observed), signals.observed
-    contests = _contests(signals, base, candidates, budget, quota) if len(base) else []
+    contests, alone = _contests(signals, base, candidates, budget, quota) if len(base) else ([], True)
     if not contests:
         return signals, None
 
     most = config.gamma if config.support == "log_ratio" else 1.0
     asked = _undecided(signals.confidence, most, contests, config)
-    signals = signals.with_contrast(asked, "reference")
+    if alone:  # it does not matter which of the winners is readier
+        asked &= _open(asked, contests[0][1])[:, None]
+    count = int(asked.sum())
+    if not count:
+        return signals, None
     if config.support == "log_ratio":
-        return signals, asked
-    if int(asked.sum()) <= FEW:
-        return signals.with_contrast(asked, "readout"), asked
+        return signals.with_contrast(asked, "reference"), asked
+    if count <= FEW:
+        return signals.with_contrast(asked), asked
+    signals = signals.with_contrast(asked, "reference")
     known = torch.where(asked, most_support(signals, config), most)
-    asked = _undecided(signals.confidence, known, contests, config)
+    asked = asked & _undecided(signals.confidence, known, contests, config)
     return signals.with_contrast(asked, "readout"), asked
 
 
@@ -64,25 +69,26 @@ def most_support(signals: Signals, config: GateConfig) -> Tensor:
 
 def _contests(
     signals: Signals, base: Tensor, candidates: Tensor, budget: Tensor | int, quota: Tensor | None
-) -> list[tuple[Tensor, Tensor]]:
+) -> tuple[list[tuple[Tensor, Tensor]], bool]:
     """Where more positions compete than can win: (among, count), bool [R, L] and int64 [R]. Most often nowhere.
 
-    Whether there is any contest is asked first, because the answer takes two operations.
+    Also whether they compete only for promotion or only for the quota; otherwise who is promoted and who fills up
+    depends on who is readier. Whether there is any contest is asked first, because the answer takes two operations.
     """
     rivals = candidates.sum(dim=1)
     left = None if quota is None else quota - base.sum(dim=1)
-    short = left is not None and int(left.amax()) > 0
-    crowded = isinstance(budget, torch.Tensor) or int(rivals.amax()) > budget
+    short, most = left is not None and max(left.tolist()) > 0, max(rivals.tolist())
+    crowded = most > (0 if isinstance(budget, torch.Tensor) else budget)
     if not short and not crowded:
-        return []
+        return [], True
     if not isinstance(budget, torch.Tensor):
         budget = torch.full_like(rivals, budget)
-    contests = [(candidates, budget)]
+    contests = [(candidates, budget)] if crowded else []
     if left is not None and short:
         late = left > torch.minimum(rivals, budget)
         contests.append((but_not(signals.eligible, base) & late[:, None], left))
     contests = [(among & _open(among, count)[:, None], count) for among, count in contests]
-    return [(among, count) for among, count in contests if bool(among.any())]
+    return [(among, count) for among, count in contests if bool(among.any())], not (short and most)
 
 
 def _open(among: Tensor, count: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from tacg import notebook
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 CONTRASTED = ("reference", "readout")
 BY_ENGINE = ("noise", "recheck")  # only an engine can measure these: it knows the seeds and lays out the forwards
@@ -196,7 +196,7 @@ class Signals:
     step: Tensor
     steps: Tensor
     measured: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}))
-    measure: Callable[[Tensor, str], Tensor] | None = None
+    measure: Callable[[Tensor, Sequence[str]], Mapping[str, Tensor]] | None = None
     samples: Tensor | None = None
     draws: Tensor | None = None
     attention: Tensor | None = None
@@ -216,7 +216,7 @@ class Signals:
         if name in self.measured:
             return self.measured[name]
         if name in CONTRASTED and self.measure is not None:
-            return self.measure(self.observed, name)
+            return self.measure(self.observed, (name,))[name]
         if name == "others":
             return 1.0 - self.confidence
         raise TacgError(f"The signal `{name}` was not measured: name it in the policy's `needs`.")
@@ -228,7 +228,7 @@ class Signals:
         """
         if self.measure is None:
             return self
-        return replace(self, measured={**self.measured, **{n: self.measure(where, n) for n in names or CONTRASTED}})
+        return replace(self, measured={**self.measured, **self.measure(where, names or CONTRASTED)})
 
     @property
     def block(self) -> Tensor:
@@ -256,7 +256,7 @@ class Signals:
 
 def even_share(masks: Tensor, step: Tensor, steps: Tensor) -> Tensor:
     """int64 [R]: the masks, bool [R, L], over the steps that are left, rounded up. See `Signals.quota`."""
-    return (masks.sum(dim=1) - 1) // (steps - step).clamp(min=1) + 1
+    return -(masks.sum(dim=1) // (step - steps).clamp(max=-1))
 
 
 class Reason(enum.IntEnum):
@@ -406,9 +406,9 @@ def top(score: Tensor, among: Tensor, k: Tensor | int) -> Tensor:
     """
     if reads_are_free(among):  # most often nobody has to be turned away, or nobody is asked for
         if isinstance(k, Tensor):
-            if not len(k) or int(k.amax()) <= 0:
+            if max(k.tolist(), default=0) <= 0:
                 return torch.zeros_like(among)
-        elif not len(among) or int(among.sum(dim=1).amax()) <= k:
+        elif max(among.sum(dim=1).tolist(), default=0) <= k:
             return among
     score = torch.where(among, score.clamp(min=torch.finfo(score.dtype).min), -torch.inf)
     order = score.sort(dim=1, descending=True, stable=True).indices

@@ -12,7 +12,7 @@ from tacg.errors import TacgError
 from tacg.models.scripted import ScriptedDenoiser
 from tacg.policies import get_policy
 from tacg.scan import Trajectories
-from tacg.types import EmaContrast, Needs, Past
+from tacg.types import CONTRASTED, EmaContrast, Needs, Past
 from tests.worlds import ReactiveDenoiser, scan, trajectory
 
 EVERYTHING = Needs(
@@ -198,7 +198,7 @@ def test_tiles_equal_the_readable_scan(dtype: torch.dtype, vocabulary: int, kind
         for name, memory in memories.items():
             observed = torch.zeros(12, dtype=torch.bool).index_fill(0, slots, True).view(2, 6)
             step = memory.scan(z, EVERYTHING, observed, places=slots, rows=slots, proposal=proposal, backend=name)
-            both = {each: step.contrast(torch.arange(len(slots)), each) for each in ("reference", "readout")}
+            both = step.contrast(torch.arange(len(slots)), CONTRASTED)
             told.append({**step.found, **both, "first": step.first})
             memory.follow(step, observed & (torch.arange(12).view(2, 6) != 4))
         for name, values in told[0].items():

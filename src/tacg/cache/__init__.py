@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from tacg.errors import TacgError
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class Store:
             self.rows, self.room = rows, room
         return Cache(length, self, slot)
 
+    @torch.inference_mode(False)  # models write to it in another mode
     def _larger(self, held: Tensor, rows: int, room: int) -> Tensor:
         made = held.new_zeros(rows, room, *held.shape[2:])
         made[: self.rows, : self.room] = held

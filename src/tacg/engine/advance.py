@@ -122,13 +122,10 @@ def in_view(boards: Boards, needs: Needs, active: InBlock, *, whole: bool, cut: 
 
 def advance(
     boards: Boards, answer: Tensor, signals: Signals, decision: Decision, needs: Needs, mask_id: int,
-    eos: Tensor | None, ruler: Tensor, before: Tensor | None = None, writes: tuple[Tensor, Tensor] | None = None,
-    cut: Tensor | None = None,
+    before: Tensor | None = None, writes: tuple[Tensor, Tensor] | None = None, cut: Tensor | None = None,
 ) -> tuple[Boards, Tensor, Tensor, Report]:  # fmt: skip
     """Write a decision: the state and the answer [S, L] after the step, whose trajectories continue, and the report.
 
-    eos     int64 [E], tokens that end an answer; None: no early stopping
-    ruler   int64 [L], 0 to L - 1
     before  int64 [S, L], reasons of what was written before the scan (a chosen branch)
     writes  for rows with constraints: reasons and tokens, int64 [S, L] each, of what is really written
     cut     float [S, L], added to the report: the probability that constraints removed
@@ -143,13 +140,10 @@ def advance(
     if before is not None:
         token, reason = torch.where(before > 0, answer, token), torch.maximum(before, reason)
 
-    first_mask, block = first_unfinished(boards, masked, ruler)
-    told = {"first_mask": first_mask}
-    if eos is not None:
-        ends = answer == eos if len(eos) == 1 else (answer[:, :, None] == eos).any(dim=2)
-        told["first_eos"] = _first(ends & boards.holes, ruler)
+    block = first_unfinished(boards, masked)
+    told = {}
     if decision.stay is not None:  # applied in a full block while something changes and steps are left
-        full = (block != boards.block) | (first_mask == len(ruler))
+        full = (block != boards.block) | ~masked.any(dim=1)
         staying = decision.stay & full & written.any(dim=1) & (boards.step + 1 < signals.steps)
         block, told["stay"] = torch.where(staying, boards.block, block), staying.long()
     step = (boards.step + 1) * (block == boards.block)
@@ -171,20 +165,14 @@ def _beyond_the_block(
     if decision.branches is not None:
         told["branches"] = decision.branches.count
     if decision.reach is not None:
-        useful = (
-            (told["first_mask"] < decision.reach) & (after.block == boards.block) & (after.step + 1 < signals.steps)
-        )
+        place = torch.arange(after.masked.shape[1], device=after.masked.device)
+        useful = (after.masked & (place < decision.reach[:, None])).any(dim=1)
+        useful &= (after.block == boards.block) & (after.step + 1 < signals.steps)
         told["reach"] = torch.where(useful, torch.minimum(decision.reach, boards.length), boards.length)
         after = after._replace(reach=told["reach"])
     return after
 
 
-def first_unfinished(boards: Boards, masked: Tensor, ruler: Tensor) -> tuple[Tensor, Tensor]:
-    """The first mask (L: none) and its block, int64 [S] each."""
-    first_mask = _first(masked, ruler)
-    return first_mask, boards.grid.gather(1, first_mask.clamp(max=masked.shape[1] - 1)[:, None]).squeeze(1)
-
-
-def _first(flags: Tensor, ruler: Tensor) -> Tensor:
-    """int64 [S]: the first position where flags [S, L] are true, L if there is none."""
-    return ruler.masked_fill(~flags, len(ruler)).amin(dim=1)
+def first_unfinished(boards: Boards, masked: Tensor) -> Tensor:
+    """int64 [S]: the first block with a mask; the last of all blocks if there is none."""
+    return torch.where(masked, boards.grid, boards.starts.shape[1] - 1).amin(dim=1)

@@ -93,7 +93,6 @@ class Batch:
         self.store = Store()
         suppressed = sorted({*spec.unwritable, *self.decode.suppress})
         self.suppressed = self._upload(suppressed)
-        self.eos = self._upload(spec.eos_ids) if self.decode.early_stop and spec.eos_ids else None
         self.prompt = self.length = self.width = self.most = 0
         self.canvas = torch.full((0, 1), spec.mask_id, device=device)
         self.answer = self.canvas[:, :0]
@@ -148,6 +147,7 @@ class Batch:
         """How many slots there are once another row has joined."""
         return len(self.rows) if None in self.rows else min(max(1, 2 * len(self.rows)), self.max_rows)
 
+    @torch.inference_mode()  # as in a step: rows also leave between steps
     def leave(self, row: Row, finish_reason: str = "", error: str = "") -> Output:
         """Free the row's slot and return its output. Without a finish reason, the answer decides: eos or length."""
         self.rows[row.slot] = row.cache = row.draft_cache = None
@@ -248,7 +248,7 @@ class Batch:
     def _look(self) -> StepView:
         observed, eligible = in_view(self.boards, self.needs, self.active(), whole=self.sees_all, cut=self.cut)
         if self.compact:
-            places = observed.view(-1).nonzero().squeeze(1)
+            places = torch.from_numpy(observed.numpy().ravel().nonzero()[0])
             return StepView(observed, eligible, places, self._slots(places))
         if self.windows is None:
             return StepView(observed, eligible)
@@ -332,9 +332,8 @@ class Batch:
             writes = self.constrained.settle(signals, decision)
             cut = self.constrained.cut
         self.boards, after, kept, report = advance(
-            self.boards, self.answer, signals, decision, self.needs, self.spec.mask_id, self.eos, self.ruler, before,
-            writes, cut,
-        )  # fmt: skip
+            self.boards, self.answer, signals, decision, self.needs, self.spec.mask_id, before, writes, cut
+        )
         self.answer.copy_(after)
         self.trajectories.follow(scan, kept)
         self.cut = decision.reach is not None
@@ -346,22 +345,22 @@ class Batch:
         """Read the report, the step's only synchronization with the device, and update the rows from it."""
         told, live = report.read(self.length), self.live()
         blocks = {row.slot: row.block for row in live}
-        for row in live:
-            if row.slot not in told.failed:
-                before = span_key(row, self.spec, self.mode, self.needs)
-                row.move(told.scalars(row.slot), self.length, revises=self.policy.revises)
-                if span_key(row, self.spec, self.mode, self.needs) != before:
-                    self.plan = None
-                if row.block != blocks[row.slot]:
-                    self._forget_blocks()
         written: dict[int, list[Commit]] = {}
         for slot, position, token, why, share in told.written():
             row_ = self.rows[slot]
             assert row_ is not None
-            commit = Commit(position, token, row_.steps, REASONS[why], share)
+            commit = Commit(position, token, row_.steps + 1, REASONS[why], share)
             row_.answer[position] = token
             row_.commits.append(commit)
             written.setdefault(slot, []).append(commit)
+        for row in live:
+            if row.slot not in told.failed:
+                before = span_key(row, self.spec, self.mode, self.needs)
+                row.move(told.scalars(row.slot), self.spec, revises=self.policy.revises)
+                if span_key(row, self.spec, self.mode, self.needs) != before:
+                    self.plan = None
+                if row.block != blocks[row.slot]:
+                    self._forget_blocks()
         if told.cut.size:
             self._note_constraints(told)
         return StepResult(signals, decision, blocks, written, told.failed)

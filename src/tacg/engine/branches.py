@@ -61,7 +61,7 @@ class BranchingBatch(Batch):
         signals = branch_signals(logits, branches, self.boards.masked, self.needs, self.decode.scan)
         chosen = self.policy.choose(signals, self.trajectories.state)
         chosen = torch.minimum(chosen, (branches.count - 1).clamp(min=0))
-        self.boards, after, written = take_branch(self.boards, self.answer, branches, chosen, self.ruler)
+        self.boards, after, written = take_branch(self.boards, self.answer, branches, chosen)
         self.answer.copy_(after)
         self._forget_blocks()  # a branch may have filled its block
         if self.constrained is not None:
@@ -124,15 +124,13 @@ def grown(branches: Branches, rows: int, length: int) -> Branches:
     return Branches(**resized(asdict(branches), asdict(empty)))
 
 
-def take_branch(
-    boards: Boards, answer: Tensor, branches: Branches, chosen: Tensor, ruler: Tensor
-) -> tuple[Boards, Tensor, Tensor]:
+def take_branch(boards: Boards, answer: Tensor, branches: Branches, chosen: Tensor) -> tuple[Boards, Tensor, Tensor]:
     """Write the chosen branch: the state, the answer, and where it wrote (as reasons, int64 [S, L])."""
     at = chosen[:, None, None].expand(-1, 1, answer.shape[1])
     commit = branches.commit.gather(1, at).squeeze(1) & boards.masked & (branches.count > 0)[:, None]
     answer = torch.where(commit, branches.tokens.gather(1, at).squeeze(1), answer)
     masked = boards.masked & ~commit
-    _, block = first_unfinished(boards, masked, ruler)  # a branch may have filled its block
+    block = first_unfinished(boards, masked)  # a branch may have filled its block
     step = boards.step * (block == boards.block)
     opened = (boards.open - (block - boards.block)).clamp(min=1)
     boards = boards._replace(masked=masked, block=block, step=step, open=opened)

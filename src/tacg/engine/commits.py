@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tacg.types import Reason, but_not, top
+from tacg.types import Reason, but_not, reads_are_free, top
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,12 +22,13 @@ def resolve_commits(signals: Signals, decision: Decision) -> Tensor:
     """
     base = decision.base & signals.eligible
     taken = base if decision.extra is None else base | (decision.extra & signals.eligible)
-    quota = _quota(signals, decision)
     # If several blocks are open, the active one must make progress.
     due = signals.eligible if signals.active is None else signals.active
     done = taken if signals.active is None else taken & due
-    late = top(decision.rank, but_not(due, taken), quota - done.sum(dim=1))
-    reason = (late * int(Reason.FALLBACK)).masked_fill(taken, int(Reason.EXTRA)).masked_fill(base, int(Reason.BASE))
+    owed = _quota(signals, decision) - done.sum(dim=1)
+    reason = (taken * int(Reason.EXTRA)).masked_fill(base, int(Reason.BASE))
+    if not reads_are_free(owed) or any(count > 0 for count in owed.tolist()):
+        reason = reason.masked_fill(top(decision.rank, but_not(due, taken), owed), int(Reason.FALLBACK))
     if decision.finish is not None and signals.masked is not None:
         rest = but_not(signals.masked & signals.observed & decision.finish[:, None], taken)
         reason = reason.masked_fill(rest, int(Reason.FINISH))

@@ -84,7 +84,7 @@ class Engine:
         """Whether any row is waiting or being decoded."""
         return bool(self._waiting) or any(batch.live() for batch in self._batches.values())
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def step(self, *, detail: bool | Mapping[int, bool] = True) -> list[Event]:
         """One denoising step of every row in the batch. Without `detail`, only starts and results are reported.
 
@@ -244,13 +244,15 @@ class Engine:
         tokens, spans, select = inputs[0] if len(inputs) == 1 else _end_to_end(inputs)
         sizes, model = [len(where) for _, _, where in inputs], cast("Any", self.model)
         hidden: list[Hidden | None] = [None] * len(batches)
-        if any(batch.decode.memory == "hidden" for batch in batches):
-            states = model.hidden(tokens, spans, select)
-            logits = model.head(states)
-            parts = zip(batches, torch.split(states, sizes), strict=True)
-            hidden = [Hidden(part, model.head, batch.suppressed) for batch, part in parts]
-        else:
-            logits = model(tokens, spans, select)
+        # Tables and caches that a model keeps must be usable in any mode, also for training.
+        with torch.inference_mode(False), torch.no_grad():
+            if any(batch.decode.memory == "hidden" for batch in batches):
+                states = model.hidden(tokens, spans, select)
+                logits = model.head(states)
+                parts = zip(batches, torch.split(states, sizes), strict=True)
+                hidden = [Hidden(part, model.head, batch.suppressed) for batch, part in parts]
+            else:
+                logits = model(tokens, spans, select)
         for batch in batches:
             batch.computed()
         each = [logits] if len(batches) == 1 else torch.split(logits, sizes)

@@ -1,70 +1,82 @@
-"""What the host reads from a step: one tensor, packed on the device and copied once."""
+"""What the host reads from a step: one tensor, packed on the device and copied once; on a CPU nothing is copied."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
+
+from tacg.types import reads_are_free
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy as np
     from torch import Tensor
 
 
 class Report(NamedTuple):
-    """Everything the host reads from a step, in one tensor.
+    """Everything the host reads from a step.
 
-    packed  int64 [S, 3 L + N]: reasons, tokens and confidences (the bits of a float32), then N scalars per row,
-            and for rows with constraints L more floats: the probability that was removed
-    names   of the scalars: first_mask and first_eos (L: none), block, step, open, stay, branches, reach
+    boards   reasons, tokens and confidences, [S, L] each; for rows with constraints also the probability that was
+             removed. On a device they are packed into one, int64 [S, 3 L + N (+ L)]: after the first three (of a
+             confidence the bits of a float32) come the N scalars of each row
+    scalars  int64 [S] by name: block, step, open, stay, branches, reach
     """
 
-    packed: Tensor
-    names: tuple[str, ...]
+    boards: tuple[Tensor, ...]
+    scalars: Mapping[str, Tensor]
 
     @classmethod
     def of(
         cls, reason: Tensor, token: Tensor, confidence: Tensor, scalars: Mapping[str, Tensor], cut: Tensor | None = None
     ) -> Report:
-        """Pack tensors [S, L] and scalars [S]."""
-        more = [] if cut is None else [_bits(cut)]
-        columns = torch.stack(list(scalars.values()), dim=1)
-        return cls(torch.cat([reason, token, _bits(confidence), columns, *more], dim=1), tuple(scalars))
+        """Collect tensors [S, L] and scalars [S]."""
+        boards = [reason, token, confidence] if cut is None else [reason, token, confidence, cut]
+        if not reads_are_free(reason):
+            columns, bits = torch.stack(list(scalars.values()), dim=1), [_bits(board) for board in boards[2:]]
+            boards = [torch.cat([reason, token, bits[0], columns, *bits[1:]], dim=1)]
+        return cls(tuple(boards), scalars)
 
     def read(self, length: int) -> HostReport:
-        """Copy it to the host."""
-        table, end = self.packed.cpu().numpy(), 3 * length + len(self.names)
-        reason, token, sure = (table[:, at : at + length] for at in (0, length, 2 * length))
-        sure, cut = (part.astype("int32").view("float32") for part in (sure, table[:, end:]))
+        """Copy it to the host, unless it is there."""
+        columns: Any = self.scalars.values()
+        boards = [board.cpu().numpy() for board in self.boards]
+        if len(boards) == 1:
+            edges = [length, 2 * length, 3 * length, 3 * length + len(columns)]
+            reason, token, sure, told, cut = np.split(boards[0], edges, axis=1)
+            boards, columns = [reason, token, *(bits.astype("int32").view("float32") for bits in (sure, cut))], told.T
+        reason, token = boards[:2]
+        sure, *more = (board.astype("float32", copy=False) for board in boards[2:])
         rows, places = (each[::-1].tolist() for each in (sure != sure).nonzero())
         failed = dict(zip(rows, places, strict=True))
-        return HostReport(reason, token, sure, cut, self.names, table[:, 3 * length : end].tolist(), failed)
+        table = {name: column.tolist() for name, column in zip(self.scalars, columns, strict=True)}
+        return HostReport(reason, token, sure, more[0] if more else sure[:, :0], table, failed)
 
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """A report on the host: arrays [S, L], scalars by row; `failed`: rows with unusable logits, and where first."""
+    """A report on the host: arrays [S, L], scalars by name; `failed`: rows with unusable logits, and where first."""
 
     reason: np.ndarray
     token: np.ndarray
     sure: np.ndarray
     cut: np.ndarray
-    names: tuple[str, ...]
-    table: list[list[int]]
+    table: dict[str, list[int]]
     failed: dict[int, int]
 
     def scalars(self, row: int) -> dict[str, int]:
         """The scalars of a row, by name."""
-        return dict(zip(self.names, self.table[row], strict=True))
+        return {name: column[row] for name, column in self.table.items()}
 
     def written(self) -> Iterator[tuple[int, int, int, int, float]]:
         """(row, position, token, reason, confidence) of every written position."""
-        at = self.reason.nonzero()
-        facts = (*at, self.token[at], self.reason[at], self.sure[at])
-        return zip(*(each.tolist() for each in facts), strict=True)
+        rows, places = (each.tolist() for each in self.reason.nonzero())
+        for row, place in zip(rows, places, strict=True):
+            facts = (board[row, place] for board in (self.token, self.reason, self.sure))
+            token, reason, sure = (each.item() for each in facts)
+            yield row, place, token, reason, sure
 
 
 def _bits(values: Tensor) -> Tensor:

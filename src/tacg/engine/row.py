@@ -10,6 +10,7 @@ from tacg.types import Commit, Output
 if TYPE_CHECKING:
     from tacg.cache import Cache
     from tacg.engine.request import Request
+    from tacg.models.base import ModelSpec
 
 
 @dataclass(slots=True)
@@ -57,14 +58,13 @@ class Row:
     forced: set[int] = field(default_factory=set)
     cut: dict[int, float] = field(default_factory=dict)
 
-    def move(self, told: dict[str, int], none: int, *, revises: bool) -> None:
-        """Update the row after a step, from the scalars of its report.
+    def move(self, told: dict[str, int], spec: ModelSpec, *, revises: bool) -> None:
+        """Update the row after a step, from its answer and the scalars of its report.
 
-        none     the value of first_mask and first_eos if there is none
         revises  whether the policy may change committed positions in open blocks
         """
-        first_mask, length = told["first_mask"], len(self.answer)
-        over = first_mask == none or told.get("first_eos", none) < first_mask
+        first_mask, length = self._first_mask(spec.mask_id), len(self.answer)
+        over = first_mask == length or (self.request.decode.early_stop and self._first_eos(spec.eos_ids) < first_mask)
         self.steps += 1
         self.done = over and not told.get("stay")
         self.block, self.block_step, self.open = told["block"], told["step"], told.get("open", 1)
@@ -74,13 +74,10 @@ class Row:
 
     def output(self, mask_id: int, eos_ids: tuple[int, ...], finish_reason: str = "", error: str = "") -> Output:
         """The row's output. Without a finish reason, the answer decides: eos or length."""
-        given = self.request.canvas
-        ends = [p for p, token in enumerate(self.answer) if token in eos_ids and not (given and given[p] == token)]
-        hole = self.answer.index(mask_id) if mask_id in self.answer else len(self.answer)
-        stops = bool(ends) and self.request.decode.early_stop and ends[0] < hole
-        tokens = self.answer[: ends[0] + 1] if stops else self.answer[:hole]
+        end, hole, length = self._first_eos(eos_ids), self._first_mask(mask_id), len(self.answer)
+        tokens = self.answer[: end + 1 if self.request.decode.early_stop and end < hole else hole]
         cut = [share for place, share in self.cut.items() if place < len(tokens) and place not in self.forced]
-        whole = bool(ends) or (self.request.constraint is not None and hole == len(self.answer))
+        whole = end < length or (self.request.constraint is not None and hole == length)
         return Output(
             text="",
             tokens=tuple(tokens),
@@ -94,7 +91,19 @@ class Row:
             positions=self.positions,
             auxiliary=self.auxiliary,
             auxiliary_positions=self.auxiliary_positions,
-            given=sum(token != mask_id for token in given[: len(tokens)]),
+            given=sum(token != mask_id for token in self.request.canvas[: len(tokens)]),
             forced=sum(place < len(tokens) for place in self.forced),
             cut=sum(cut) / len(cut) if cut else 0.0,
         )
+
+    def _first_mask(self, mask_id: int) -> int:
+        return self.answer.index(mask_id) if mask_id in self.answer else len(self.answer)
+
+    def _first_eos(self, eos_ids: tuple[int, ...]) -> int:
+        """The first EOS that was not given with the canvas; the answer's length if there is none, as for masks."""
+        if any(eos in self.answer for eos in eos_ids):
+            given = self.request.canvas
+            for place, token in enumerate(self.answer):
+                if token in eos_ids and not (given and given[place] == token):
+                    return place
+        return len(self.answer)

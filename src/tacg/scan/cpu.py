@@ -1,18 +1,19 @@
 """The scan on a CPU: `reference.py` with operations that are fast there, on memory that stays in the cache.
 
 Measured results (docs/roofline.md): `softmax` contains the cheapest exponential; `amax` runs at memory speed, and
-`max` with indices is seven times slower; gathering rows by index costs more than all the arithmetic; allocating memory
-for every intermediate result costs as much again. So wide rows are processed in place, a few at a time
-(`wide_rows.py`). Narrow rows are gathered and processed at once.
+`max` with indices is seven times slower (numpy's `argmax` is not); gathering rows by index costs more than all the
+arithmetic; allocating memory for every intermediate result costs as much again. So wide rows are processed in place, a
+few at a time (`wide_rows.py`). Narrow rows are gathered and processed at once.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tacg.scan.cpu_measures import divergence, entropy, next_to_best, others
+from tacg.scan.memory import put
 from tacg.scan.reference import SUPPRESSED, at, share, wide_dtype
 from tacg.scan.wide_rows import CHUNK, WIDE, ScanPiece, chunk_maxima, in_pairs, inside_chunks, kept_buffer, wide_pieces
 
@@ -27,18 +28,18 @@ UNDOABLE = 0.5  # from this decay on, the EMA is updated first and its past reco
 
 def read(
     logits: Tensor, rows: Tensor | None, proposal: Tensor | None, names: frozenset[str], previous: Tensor | None,
-    slots: Tensor, first: Tensor, store: Tensor | None = None, beta: float = 0.0,
-) -> dict[str, Tensor]:  # fmt: skip
+    slots: Tensor, first: Tensor | None, store: Tensor | None = None, beta: float = 0.0,
+) -> dict[str, Any]:  # fmt: skip
     """Like `reference.read`. With a `store`, its EMA is updated in the same pass, while the logits are in the cache.
 
-    `contrast` must then recover the past from it (`beta`). `least`, one value, is then the lowest logit of all.
+    `contrast` must then recover the past from it (`beta`). `least`, a number, is then the lowest logit of all.
     """
     count, size = len(slots), logits.shape[1]
     if size < WIDE:
         return _read_narrow(logits, rows, proposal, names, previous, slots, first, store, beta)
     kind = wide_dtype(logits.dtype)
     shares = logits.new_empty(count, -(-size // CHUNK), dtype=kind)  # the largest of every chunk
-    found = {name: shares.new_empty(count) for name in names & {"entropy", "kl", "others"}}
+    found: dict[str, Any] = {name: shares.new_empty(count) for name in names & {"entropy", "kl", "others"}}
     own = None if proposal is None else shares.new_empty(count)
     least = torch.inf
     for piece in wide_pieces(size, rows, slots, first):
@@ -62,8 +63,8 @@ def read(
         if "entropy" in names:  # last, because z may be in the buffer that it uses
             found["entropy"][piece.at] = entropy(z, posterior, shares[piece.at], kept_buffer("two", z))
     if store is not None:
-        found["least"] = shares.new_tensor(least)
-    top, chunk = shares.max(dim=1)
+        found["least"] = least
+    top, chunk = largest(shares)
     peak, best = _best(logits, rows, shares, top, chunk)
     found |= {"token": best if proposal is None else proposal, "confidence": top if own is None else own, "peak": peak}
     if names & {"margin", "gap"}:
@@ -73,20 +74,20 @@ def read(
 
 def _read_narrow(
     logits: Tensor, rows: Tensor | None, proposal: Tensor | None, names: frozenset[str], previous: Tensor | None,
-    slots: Tensor, first: Tensor, store: Tensor | None, beta: float,
-) -> dict[str, Tensor]:  # fmt: skip
+    slots: Tensor, first: Tensor | None, store: Tensor | None, beta: float,
+) -> dict[str, Any]:  # fmt: skip
     """`read` of narrow rows, all at once: what counts here is the number of operations."""
     z = logits if rows is None else logits.index_select(0, rows)
-    peak, best = z.max(dim=1)
     z = z.to(wide_dtype(z.dtype))
-    peak, posterior = peak.to(z.dtype), z.softmax(dim=1)
+    peak, best = largest(z)
+    posterior = z.softmax(dim=1)
     (piece,) = _pieces(z.shape[1], rows, slots, first)
     top = posterior.amax(dim=1)
     own = top if proposal is None else at(posterior, proposal)
-    found = {"token": best if proposal is None else proposal, "confidence": own, "peak": peak}
+    found: dict[str, Any] = {"token": best if proposal is None else proposal, "confidence": own, "peak": peak}
     if store is not None:
-        found["least"] = z.amin()
-        _mix(store, piece, _bounded(z, float(found["least"])), beta)
+        found["least"] = float(z.amin())
+        _mix(store, piece, _bounded(z, found["least"]), beta)
     if "others" in names:
         found["others"] = others(posterior, own)
     if previous is not None:
@@ -123,7 +124,7 @@ def contrast(
 
 
 def follow(
-    store: Tensor, slots: Tensor, values: Tensor, rows: Tensor, offset: Tensor | None, first: Tensor, beta: float
+    store: Tensor, slots: Tensor, values: Tensor, rows: Tensor, offset: Tensor | None, first: Tensor | None, beta: float
 ) -> None:
     """Like `reference.follow`, but logits are shifted only if the store is narrow: softmax ignores constants."""
     wide = wide_dtype(values.dtype)
@@ -156,15 +157,15 @@ def _mix(store: Tensor, piece: ScanPiece, fresh: Tensor, beta: float) -> None:
         mixed = torch.lerp(old.to(fresh.dtype), fresh, 1.0 - beta)
         old.copy_(mixed if piece.first is False else torch.where(piece.first[:, None], fresh, mixed))
     if rows is not None:
-        store.index_copy_(0, rows, old)
+        put(store, rows, old)
 
 
-def _pieces(size: int, rows: Tensor | None, slots: Tensor, first: Tensor) -> Iterator[ScanPiece]:
+def _pieces(size: int, rows: Tensor | None, slots: Tensor, first: Tensor | None) -> Iterator[ScanPiece]:
     """Narrow rows all at once; wide rows in runs of neighbours, a few at a time, either all first or none."""
     if size >= WIDE:
         return wide_pieces(size, rows, slots, first)
     every = slice(None) if rows is None else rows
-    return iter([ScanPiece(slice(0, len(slots)), every, slots, first if bool(first.any()) else False)])
+    return iter([ScanPiece(slice(0, len(slots)), every, slots, False if first is None else first)])
 
 
 def _buffer(name: str, like: Tensor) -> Tensor:
@@ -180,7 +181,8 @@ def _together(
     """Logits and reference of the positions, in groups: the group's slice, and its parts (slice within, z, past)."""
     kind = wide_dtype(logits.dtype)
     if logits.shape[1] < WIDE:
-        yield slice(0, len(rows)), [(slice(None), _bounded(logits[rows], least).to(kind), reference[slots].to(kind))]
+        z, past = logits.index_select(0, rows), reference.index_select(0, slots)
+        yield slice(0, len(rows)), [(slice(None), _bounded(z, least).to(kind), past.to(kind))]
         return
     for part, pairs in in_pairs(logits, rows, reference, slots):
         yield part, [(among, _bounded(z, least).to(kind), past.to(kind)) for among, z, past in pairs]
@@ -195,9 +197,14 @@ def _best(
     NaN).
     """
     inside, start = inside_chunks(logits, rows, chunk)
-    peak, best = inside.max(dim=1)
+    peak, best = largest(inside.to(shares.dtype))
     best += start
     lower = (shares < (top * (1 - ALIKE))[:, None]).sum(dim=1)
     for place in (lower < shares.shape[1] - 1).nonzero().squeeze(1).tolist():
         peak[place], best[place] = logits[place if rows is None else rows[place]].max(dim=0)
-    return peak.to(shares.dtype), best
+    return peak, best
+
+
+def largest(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Like `values.max(dim=1)`, of at least 32 bits: numpy finds the index ten times faster. The first NaN wins."""
+    return values.amax(dim=1), torch.from_numpy(values.numpy().argmax(axis=1))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tacg.scan.memory import put
 from tacg.scan.reference import SMOOTHING, SUPPRESSED
 from tacg.scan.wide_rows import CHUNK, WIDE, inside_chunks
 
@@ -59,7 +60,7 @@ def divergence(z: Tensor, posterior: Tensor, shares: Tensor, previous: Tensor, p
         torch.sub(z, normalizer[:, None], out=kept).clamp_min_(NOTHING)
     now = _dot(posterior, kept)
     if not isinstance(piece.slot, slice):
-        previous.index_copy_(0, piece.slot, kept)
+        put(previous, piece.slot, kept)
     return now.sub_(before).clamp_min_(0.0)
 
 

@@ -76,3 +76,11 @@ class Memory:
         if made.device.type == "cpu":
             hold_in_large_pages(made)
         return made
+
+
+def put(store: Tensor, rows: Tensor, values: Tensor) -> None:
+    """Like `store.index_copy_(0, rows, values)`, which takes four times as long; numpy has no bfloat16."""
+    if store.dtype == torch.bfloat16:
+        store.index_copy_(0, rows, values)
+    else:
+        store.numpy()[rows.numpy()] = values.numpy()

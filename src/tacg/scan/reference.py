@@ -22,14 +22,14 @@ SMOOTHING = 1e-12  # inside KLASS's logarithms; before a first observation the p
 
 def read(
     logits: Tensor, rows: Tensor | None, proposal: Tensor | None, names: frozenset[str], previous: Tensor | None,
-    slots: Tensor, first: Tensor,
+    slots: Tensor, first: Tensor | None,
 ) -> dict[str, Tensor]:  # fmt: skip
     """token (int64), peak, confidence and the requested ones of margin, entropy, others, kl: [P] each, >= float32.
 
     logits    float [N, V]; rows int64 [P], which of them to read, or None for all
     proposal  int64 [P], or None for the argmax
     previous  float [slots, V], log of the smoothed posterior of the last step; read at `slots` and overwritten there
-    first     bool [P], where `previous` holds nothing yet
+    first     bool [P], where `previous` holds nothing yet (None: nowhere)
     """
     z = widened(logits if rows is None else logits[rows])
     peak, best = z.max(dim=1)
@@ -49,7 +49,9 @@ def read(
     if previous is not None:
         posterior = weight / total[:, None]
         smooth = (posterior + SMOOTHING).log()
-        before = previous[slots].masked_fill(first[:, None], torch.tensor(SMOOTHING).log())
+        before = previous[slots]
+        if first is not None:
+            before = before.masked_fill(first[:, None], torch.tensor(SMOOTHING).log())
         found["kl"] = (posterior * (smooth - before)).sum(dim=1)
         previous[slots] = smooth.to(previous.dtype)
     return found
@@ -70,17 +72,19 @@ def contrast(
 
 
 def follow(
-    store: Tensor, slots: Tensor, values: Tensor, rows: Tensor, offset: Tensor | None, first: Tensor, beta: float
+    store: Tensor, slots: Tensor, values: Tensor, rows: Tensor, offset: Tensor | None, first: Tensor | None, beta: float
 ) -> None:
     """EMA in place: store[slots] <- beta * store[slots] + (1 - beta) * (values - offset)[rows]; a copy where `first`.
 
     store float [slots, V or H]; values float [N, V or H]
-    slots, rows int64 [K], the targets and sources; offset float [K] or None, first bool [K]
+    slots, rows int64 [K], the targets and sources; offset float [K] or None, first bool [K] or None
     """
     fresh = widened(values[rows])
     if offset is not None:
         fresh = (fresh - offset[:, None]).clamp_min(SUPPRESSED)
-    old = torch.where(first[:, None], fresh, store[slots].to(fresh.dtype))
+    old = store[slots].to(fresh.dtype)
+    if first is not None:
+        old = torch.where(first[:, None], fresh, old)
     store[slots] = (beta * old + (1.0 - beta) * fresh).to(store.dtype)
 
 

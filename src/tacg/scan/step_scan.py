@@ -16,7 +16,7 @@ from tacg.scan.reference import from_others, lowest, wide_dtype
 from tacg.types import BY_ENGINE, CONTRASTED, LOOKING_BACK, Signals, but_not, reads_are_free
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -70,7 +70,7 @@ class StepScan:
     observed  bool [R, L], the observed positions
     seen      bool [R, L], those that have a history
     places    int64 [P], the positions that the logits belong to, as indices into [R * L]; None: all of them, in order.
-              They are exactly the observed ones, or (`exact=False`) a fixed set that includes them
+              They are exactly the observed ones in order, or (`exact=False`) a fixed set that includes them
     slots     int64 [P], where each position's history is kept in `memory`; None: at `places`
     rows      int64 [P], which of the logits belong to the positions; None: all of them, in order
     hidden    the hidden states behind the logits; for a memory of hidden states
@@ -90,7 +90,7 @@ class StepScan:
         self.observed, self.exact, self.places, self.rows = observed, exact, places, rows
         self.slots = slots if slots is not None else self._everywhere() if places is None else places
         self.first_board = but_not(observed, seen)
-        self.first = self._at_places(self.first_board)
+        self.anew = not reads_are_free(observed) or bool(self.first_board.any())  # whether any trajectory begins
         self.sound = False  # whether it is known that all logits are usable
         self.hidden = hidden if memory.kind == "hidden" else None
         self.made: tuple[Tensor, Tensor] | None = None  # positions int64 [C], ascending, and their past logits [C, V]
@@ -112,6 +112,11 @@ class StepScan:
             self.found |= looked_back(self)
         if "sharp" in needs:
             self.found["sharp"] = sharpened(self.logits, self.rows).masked_fill(~self.wanted, 0.0)
+
+    @property
+    def first(self) -> Tensor:
+        """bool [P]: which of the positions begin a trajectory."""
+        return self._at_places(self.first_board)
 
     @property
     def wanted(self) -> Tensor:
@@ -155,7 +160,7 @@ class StepScan:
             eligible = but_not(eligible, measured["confidence"].isnan().any(dim=1, keepdim=True))
         lazy = self.needs.contrast is not None and not self.fused
         if lazy and eager:
-            measured |= {name: self._measure(self.observed, name) for name in CONTRASTED if name in self.needs}
+            measured |= self._measure(self.observed, [name for name in CONTRASTED if name in self.needs])
         return Signals(
             observed=self.observed,
             eligible=eligible,
@@ -169,6 +174,9 @@ class StepScan:
 
     def spread(self, values: Tensor, neutral: int = 0, places: Tensor | None = None) -> Tensor:
         """[…, P] -> […, R, L], with `neutral` where nothing was observed."""
+        if places is None and self.places is not None and self.exact:
+            board = values.new_full((*values.shape[:-1], *self.observed.shape), neutral)
+            return board.masked_scatter_(self.observed, values)
         places = self.places if places is None else places
         if places is not None:
             board = values.new_full((*values.shape[:-1], self.observed.numel()), neutral)
@@ -177,36 +185,43 @@ class StepScan:
         # The fused kernel already writes neutral values there.
         return board if self.exact or self.fused else torch.where(self.observed, board, neutral)
 
-    def _measure(self, where: Tensor, name: str) -> Tensor:
-        """reference or readout at `where`, bool [R, L]; 0 elsewhere."""
-        asked = where.reshape(-1)
-        chosen = (asked if self.places is None else asked[self.places]).nonzero().squeeze(1)
+    def _measure(self, where: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        """reference, readout or both at `where`, bool [R, L]; 0 elsewhere."""
+        chosen = self._at_places(where).nonzero().squeeze(1)
         places = chosen if self.places is None else self.places[chosen]
-        values = self.contrast(chosen, name) if len(chosen) else self.found["confidence"][:0]
-        return self.spread(values, places=places)
+        empty = self.found["confidence"][:0]
+        values = self.contrast(chosen, names) if len(chosen) else dict.fromkeys(names, empty)
+        return {name: self.spread(each, places=places) for name, each in values.items()}
 
     def _read(self, proposal: Tensor | None) -> dict[str, Tensor]:
         previous = self.memory.store("previous", self.logits) if "kl" in self.needs else None
-        asked = (self.logits, self.rows, proposal, self.needs.names, previous, self.slots, self.first)
+        first = self.first if self.anew else None
+        asked = (self.logits, self.rows, proposal, self.needs.names, previous, self.slots, first)
         if self.undo is None:
             found: dict[str, Tensor] = self.backend.read(*asked)
         else:
             found = self.backend.read(*asked, self.memory.store("reference", self.logits), self.undo)
-            self.least = float(found.pop("least"))
+            self.least = found.pop("least")
         return found
 
-    def contrast(self, chosen: Tensor, name: str) -> Tensor:
-        """`reference` or `readout`, p_ref(x̂) or q(x̂), at the chosen positions (int64 [C], ascending): [C]."""
+    def contrast(self, chosen: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        """`reference` and `readout`, p_ref(x̂) and q(x̂), at the chosen positions (int64 [C], ascending): [C] each."""
         contrast = self.needs.contrast
         assert contrast is not None
+        # At a first observation the reference equals the logits, so all three posteriors are the same.
+        now = from_others(self.found["others"][chosen]) if contrast.fine else self.found["confidence"][chosen]
+        first = self.first[chosen] if self.anew else None
+        if first is not None and bool(first.all()):
+            return dict.fromkeys(names, now)
         token, rows = self.found["token"][chosen], chosen if self.rows is None else self.rows[chosen]
         past, slots = self._past(chosen)
         undo = () if self.undo is None else (self.undo, self.least)
-        weight = 1.0 if name == "reference" else -contrast.w
-        found = self.backend.contrast(self.logits, rows, past, slots, token, weight, *undo, fine=contrast.fine)
-        # At a first observation the reference equals the logits, so all three posteriors are the same.
-        now = from_others(self.found["others"][chosen]) if contrast.fine else self.found["confidence"][chosen]
-        return torch.where(self.first[chosen], now, found)
+        found = {}
+        for name in names:
+            weight = 1.0 if name == "reference" else -contrast.w
+            share = self.backend.contrast(self.logits, rows, past, slots, token, weight, *undo, fine=contrast.fine)
+            found[name] = share if first is None else torch.where(first, now, share)
+        return found
 
     def _past(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Where the reference logits of these positions are: a store [S, V] and its slots [C].
@@ -237,7 +252,8 @@ class StepScan:
         values, offset = (self.logits, self.found["peak"][mine]) if self.hidden is None else (self.hidden.states, None)
         rows = mine if self.rows is None else self.rows[mine]
         store = self.memory.store("reference", values)
-        self.backend.follow(store, self.slots[mine], values, rows, offset, self.first[mine], self.needs.contrast.beta)
+        first = self.first[mine] if self.anew else None
+        self.backend.follow(store, self.slots[mine], values, rows, offset, first, self.needs.contrast.beta)
 
 
 def _decay_to_undo(backend: Any, needs: Needs, memory: Memory) -> float | None:

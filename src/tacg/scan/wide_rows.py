@@ -34,10 +34,11 @@ class ScanPiece:
     first: bool | Tensor  # one value for all, or one per position
 
 
-def wide_pieces(size: int, rows: Tensor | None, slots: Tensor, first: Tensor) -> Iterator[ScanPiece]:
+def wide_pieces(size: int, rows: Tensor | None, slots: Tensor, first: Tensor | None) -> Iterator[ScanPiece]:
     """Runs of neighbouring rows, a few at a time, either all first or none."""
     count = len(slots)
-    keys = list(zip(range(count) if rows is None else rows.tolist(), slots.tolist(), first.tolist(), strict=True))
+    news = [False] * count if first is None else first.tolist()
+    keys = list(zip(range(count) if rows is None else rows.tolist(), slots.tolist(), news, strict=True))
     start, most = 0, _at_a_time(size)
     for stop in range(1, count + 1):
         (row, slot, new), gap = keys[start], stop - start
