@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 
 # Lower floors first. A room imports from its own and from lower floors, but not from its neighbours on the same one.
 FLOORS = (
-    "errors version madvise",
+    "errors version madvise devices",
     "files shapes templates canvas",
     "knobs types notebook text records sandbox",
     "scan tasks",

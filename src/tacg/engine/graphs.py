@@ -209,7 +209,7 @@ def inputs_of(batch: Batch, plan: Plan) -> Inputs:
         else:
             numbers.append((name, value))
     memory, more = batch.trajectories.memory, [batch.canvas, batch.ruler, batch.origins, batch.suppressed]
-    more += [each for each in (batch.eos, batch.windows) if each is not None] + batch.store.layers
+    more += [*([] if batch.windows is None else [batch.windows]), *batch.store.layers]
     more += [each for name in ("gauge", "norm", "age", *STORES) if (each := getattr(memory, name)) is not None]
     places = [(each.data_ptr(), each.shape) for each in (*_state(batch), *more)]
     shapes = [(each.shape, each.dtype) for each in tables]
