@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[1]
 # Lines of the functions that one decode enters. Raised from 1,900 for layers in two steps and packed weights, then
 # for admission by memory and questions that save operations on a CPU (twice), then for the seam of CUDA graphs; else
 # only lowered.
-MOST = 2084
+MOST = 2085
 CORE = ("types", "gate", "lazy", "policies", "scan", "engine")
-MOST_OF_CORE = 3265  # lines of the whole files of these rooms that it touches
+MOST_OF_CORE = 3266  # lines of the whole files of these rooms that it touches
 SLACK = 15  # lines by which the page may be off before somebody has to count again
 
 Touched = dict[str, tuple[int, int]]

@@ -147,12 +147,12 @@ class Batch:
         """How many slots there are once another row has joined."""
         return len(self.rows) if None in self.rows else min(max(1, 2 * len(self.rows)), self.max_rows)
 
-    @torch.inference_mode()  # as in a step: rows also leave between steps
     def leave(self, row: Row, finish_reason: str = "", error: str = "") -> Output:
         """Free the row's slot and return its output. Without a finish reason, the answer decides: eos or length."""
         self.rows[row.slot] = row.cache = row.draft_cache = None
-        for board in (self.boards.masked, self.boards.holes, self.trajectories.seen):
-            board[row.slot] = False
+        with torch.inference_mode(self.boards.masked.is_inference()):  # as in a step: rows also leave between steps
+            for board in (self.boards.masked, self.boards.holes, self.trajectories.seen):
+                board[row.slot] = False
         self._regroup()
         return row.output(self.spec.mask_id, self.spec.eos_ids, finish_reason, error)
 
