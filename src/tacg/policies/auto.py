@@ -36,7 +36,7 @@ class Auto(Policy):
     """
 
     name: ClassVar[str] = "auto"
-    frontier: ClassVar = ("bound", (0.5, 0.2, 0.1, 0.05, 0.02, 0.005))
+    frontier: ClassVar = ("bound", (0.5, 0.2, 0.1, 0.05, 0.02, 0.005, 0.001))
 
     bound: float = knob(0.05, "bound on the sum of doubts", symbol="γ", low=0, per_row=True)
     discount: float = knob(
