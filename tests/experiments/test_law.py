@@ -27,7 +27,7 @@ from tacg.records.rows import Ledger
 from tacg.records.stats import spearman, spearman_interval
 from tacg.tasks import get_task
 from tacg.types import Signals
-from tests.engine.test_compile import parts, step_of, whole_step
+from tests.engine.test_compile import assert_alike, parts, step_of, whole_step
 
 CONTROLS: tuple[Policy, ...] = (
     CarefulStart(), CarefulStart(by="share", first=1.0), HeldAtRandom(base=Confidence(threshold=0.2), rate=0.5),
@@ -83,7 +83,8 @@ def test_controls_are_one_graph(policy: Policy, monkeypatch: pytest.MonkeyPatch)
     plain = step(boards, answer, list(given.values()), dict(signals.measured), state)
     torch.compiler.reset()
     graph = torch.compile(step, fullgraph=True, backend="eager")
-    assert torch.equal(graph(boards, answer, list(given.values()), dict(signals.measured), state)[3], plain[3])
+    found = graph(boards, answer, list(given.values()), dict(signals.measured), state)
+    assert_alike(found[3], plain[3], answer.shape[1])
 
 
 def test_told_changes_nothing_and_tells_what_the_gate_hides(llm: tacg.LLM) -> None:

@@ -246,7 +246,24 @@ def klass(
 
 def eb(task: Task, denoise: Denoise, *, bound: float) -> Trace:
     """EB-Sampler: down the order of entropy, while the entropies of all before add up to at most the bound."""
-    return auto(task, denoise, bound=bound, discount=1.0, least=1.0)
+    trace = Trace(task, denoise)
+    for start, stop, steps in task.blocks():
+        for step in range(steps):
+            masks = trace.masked(start, stop)
+            if not masks:
+                break
+            p = trace.forward()
+            entropy = {i: -float((p[i][p[i] > 0] * np.log(p[i][p[i] > 0])).sum()) for i in masks}
+            passed, spent = list[int](), 0.0
+            for i in best({i: -each for i, each in entropy.items()}, len(masks)):
+                if spent > bound:
+                    trace.saw["stopped by the bound"] += 1
+                    break
+                passed.append(i)
+                spent += entropy[i]
+            rest = {i: -entropy[i] for i in masks if i not in passed}
+            trace.commit(p, passed, best(rest, owed(masks, steps - step) - len(passed)))
+    return trace
 
 
 def auto(

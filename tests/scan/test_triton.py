@@ -118,7 +118,7 @@ def test_any_number_of_parts_equals_the_reference(
                 found[name] = dict(step.found)
                 if contrast is not None and not step.fused:
                     every = torch.arange(len(places))
-                    found[name] |= {each: step.contrast(every, each) for each in ("reference", "readout")}
+                    found[name] |= step.contrast(every, ("reference", "readout"))
                 memory.follow(step, observed)
             assert torch.equal(found["triton"]["token"], found["reference"]["token"])
             torch.testing.assert_close(found["triton"], found["reference"], atol=5e-6, rtol=3e-5, check_dtype=False)

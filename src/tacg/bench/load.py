@@ -32,11 +32,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "n_group": 8, "topk_group": 4, "num_hidden_layers": 7,
     },
 }  # fmt: skip
-# Runs in a new process, so that only loading is measured. Every page of the weights is touched.
+# Runs in a new process, so that only loading is measured, and loads a tiny model first: code that is imported, and
+# compiled if it is new, takes memory, too. Every page of the weights is touched.
 CHILD = """
 import json, sys, time, torch, tacg, tacg.llm
 def memory(field):
     return 1024 * int(next(line for line in open("/proc/self/status") if line.startswith(field)).split()[1])
+tacg.load("tiny", quantize=sys.argv[2] or None)
 before, began = memory("VmRSS"), time.perf_counter()
 llm = tacg.load(sys.argv[1], dtype="bfloat16", quantize=sys.argv[2] or None)
 seconds = time.perf_counter() - began
