@@ -21,16 +21,17 @@ JEMALLOC ?= $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2 /usr/lib/libjemal
 
 .PHONY: demo test test-engines lint format docs setup pocket decoder-pages recording notebooks clean
 
-demo: .venv/run.stamp  ## watch a diffusion language model solve sudokus, then compare TACG with its base policy
+demo: .venv/run.stamp  ## watch a diffusion language model solve sudokus, then compare three decoders
 	@$(BIN)/tacg eval --task pocket-sudoku --policy tacg --n 1 --watch
-	@echo; echo "Now 32 problems of each task with a careless threshold, without and with TACG."
-	@echo "This takes about half a minute:"; echo
-	@$(BIN)/tacg compare --policy confidence --policy tacg --set threshold=0.5 --n 32 --out runs/demo
+	@echo; echo "Now 32 problems of each task: with a careless threshold, the same with TACG, and"
+	@echo "with auto, the decoder to try first. This takes about 45 seconds:"; echo
+	@$(BIN)/tacg compare --policy confidence --policy tacg --policy auto --set threshold=0.5 --n 32 --out runs/demo
 	@echo; echo "What this means: a threshold of 0.5 is too low, so confidence commits tokens too"
 	@echo "early. TACG waits until a proposal has lasted, which repairs most of that and"
 	@echo "costs steps. Compared with the best threshold instead, TACG helps on math at"
 	@echo "some settings, makes no clear difference on code, and hurts on sudoku:"
-	@echo "docs/does-it-help.md has the figures."
+	@echo "docs/does-it-help.md has the figures. auto has no threshold: it spends a budget"
+	@echo "of doubts, and proposals that last cost less (docs/decoders/auto.md)."
 	@echo; echo "Next: source .venv/bin/activate, then tacg --help."
 	@echo "      tacg tasks shows what the built-in model can do."
 	@echo "      tacg serve (make setup installs what it needs) opens a page to watch it."
