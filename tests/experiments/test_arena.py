@@ -32,12 +32,13 @@ from tacg.experiments.arena import (
 )
 from tacg.experiments.arena_report import frontier_table, gate_table, page_of, sections, write_arena
 from tacg.experiments.evaluate import evaluate
-from tacg.experiments.grid import Cell, Sample
+from tacg.experiments.grid import SHAPE, Cell, Sample
 from tacg.policies import Policy, get_policy, policy_names, register, registry
 from tacg.policies.confidence import Confidence
 from tacg.records.flat import read_rows
 from tacg.records.rows import Ledger
 from tacg.records.stats import aup
+from tacg.shapes import misfit
 from tacg.tasks import get_task
 from tests.cli.test_cli import TACG
 
@@ -313,3 +314,8 @@ def test_the_page_sorts_and_filters_and_loads_nothing(tmp_path: Path) -> None:
         assert lines.count() == 2
         assert not trouble
         running.close()
+
+
+def test_a_step_may_re_mask_more_than_it_commits() -> None:
+    """On average over problems; such rows can be read again."""
+    assert not misfit([1.5, -0.01], SHAPE["commits_by_step"])

@@ -34,7 +34,7 @@ SHAPE = {
     "task": str, "model": str, "policy": str, "n": Number(1, whole=True), "seed": COUNT, "accuracy": SHARE,
     "accuracy_ci": (SHARE, SHARE), "score": SHARE, "steps": AMOUNT, "tpf": AMOUNT, "tpf_ratio": AMOUNT,
     "forwards": COUNT, "seconds": AMOUNT, "tokens_per_second": AMOUNT, "split": str, "settings": dict, "dtype": str,
-    "correct": str, "item_steps": [COUNT], "commits_by_step": [AMOUNT], "accuracy_strict?": SHARE, "valid?": SHARE,
+    "correct": str, "item_steps": [COUNT], "commits_by_step": [Number()], "accuracy_strict?": SHARE, "valid?": SHARE,
     "positions?": COUNT, "item_positions?": [COUNT], "tokens_per_position?": AMOUNT, "auxiliary_forwards?": COUNT,
     "item_forwards?": [COUNT], "processor_seconds?": AMOUNT, "tokens_per_processor_second?": AMOUNT,
 }  # fmt: skip
