@@ -43,7 +43,7 @@ class Auto(Policy):
         0.5, "factor on a proposal's cost for each step without a change", symbol="δ", low=0, high=1, per_row=True
     )
     least: float = knob(0.25, "minimum cost, as a share of the doubt", symbol="δ_min", low=0, high=1, per_row=True)
-    lean: int = knob(3, "if fewer positions pass, one more does", symbol="k", low=0, per_row=True)
+    lean: int = knob(3, "if fewer positions pass, one more does", symbol="κ", low=0, per_row=True)
     ahead: float = knob(0.01, "bound on the sum of doubts in later blocks; 0: one block at a time", symbol="γ_+", low=0)
     add: float = knob(
         0.5, "share of the last open block that opens the next one", symbol="θ_add", low=0, high=1, per_row=True
