@@ -16,15 +16,27 @@ from tacg.cli.law import main as law
 from tacg.errors import TacgError
 from tacg.experiments.controls import CarefulStart, HeldAtRandom, Outspoken
 from tacg.experiments.diagnose import FEATURES, FIELDS, TARGETS, features
-from tacg.experiments.frontier import against_frontier, mean_gain
+from tacg.experiments.frontier import against_frontier, areas, mean_gain
 from tacg.experiments.grid import Sample
-from tacg.experiments.law import BASES, RANDOM, STARTS, cells_of, gain_of, held_back, measure, methods, tasks_for
+from tacg.experiments.law import (
+    AUTO,
+    BASES,
+    CURVES,
+    RANDOM,
+    STARTS,
+    cells_of,
+    gain_of,
+    held_back,
+    measure,
+    methods,
+    tasks_for,
+)
 from tacg.experiments.law_fit import ENOUGH, in_words, law_of, predict, read_law, verdict, write_law
 from tacg.experiments.law_report import adds, pictured, said, write_report
 from tacg.policies import Policy, get_policy
 from tacg.policies.confidence import Confidence
 from tacg.records.rows import Ledger
-from tacg.records.stats import spearman, spearman_interval
+from tacg.records.stats import aup, spearman, spearman_interval
 from tacg.tasks import get_task
 from tacg.types import Signals
 from tests.engine.test_compile import assert_alike, parts, step_of, whole_step
@@ -104,7 +116,7 @@ def test_controls_are_in_no_table() -> None:
 
 def test_methods_are_told_apart_by_their_labels() -> None:
     known = methods()
-    assert len(known) == sum(len(get_policy(base).frontier[1]) + 9 for base in BASES) + 6  # type: ignore[index]
+    assert len(known) == sum(len(values) for _, values in CURVES.values()) + 2 * 2 * 3 + 2 * 2, "no two alike"
     gate = get_policy("tacg", k_extra=0, threshold=0.5)
     assert known[gate.label] == {
         "method": "HG only",
@@ -165,6 +177,22 @@ def test_the_gain_of_a_curve_is_the_mean_of_its_best_points() -> None:
     assert (alone[1]["saved"], alone[1]["gained"]) == (pytest.approx(1 - 8 / 6), -0.25)
 
 
+def test_gains_by_score_and_areas() -> None:
+    def row(right: str, steps: int) -> dict[str, Any]:
+        scores = [0.5 + int(mark) / 2 for mark in right]
+        counts = {"item_steps": [steps] * 4, "item_forwards": [steps] * 4, "forwards": 4 * steps, "n": 4}
+        return counts | {"correct": right, "item_scores": scores, "tpf_ratio": 32 / steps}
+
+    base, faster = [row("1100", 4), row("1111", 8)], [row("1110", 4)]
+    assert mean_gain(faster, base)["gained"] == 0.25
+    assert mean_gain(faster, base, by_score=True)["gained"] == 0.125, "half of an answer was right anyway"
+    found = areas({"base": base, "faster": [*faster, base[1]]}, careful=base[1])
+    assert {name: len(area) for name, area in found.items()} == {"base": 501, "faster": 501}
+    assert found["base"][0] == pytest.approx(aup([(4, 100), (8, 50)], best=100))
+    assert found["faster"][0] == pytest.approx(aup([(4, 100), (8, 75)], best=100))
+    assert np.all(found["faster"] >= found["base"]), "on every resample"
+
+
 # --- the law ---------------------------------------------------------------------------------------------------------
 
 
@@ -174,9 +202,11 @@ def cell(number: int, gain: Any, noise: float = 0.0) -> dict[str, Any]:
     numbers = {name: float(rng.normal()) for name in FEATURES}
     value = gain(numbers) + noise * float(rng.normal())
     won = {"saved": 2 * value, "saved_ci": [0.0, 0.0], "gained": value, "gained_ci": [value - 0.01, value + 0.01]}
+    won |= {f"accuracy_{name}": amount for name, amount in won.items()}
     which = [
         (method, base, "frontier") for base in BASES for method in ("HG only", "TILG only", "TACG", *STARTS, RANDOM)
     ] + [(part, BASES[0], against) for part in ("HG only", "TACG") for against in ("careful starts", RANDOM)]
+    which += [(AUTO, BASES[0], against) for against in ("frontier", BASES[1])]
     gains = [dict(zip(("method", "base", "against"), each, strict=True)) | won for each in which]
     points = [
         {"method": method, "base": base, "value": place, "gained": value + place}
@@ -184,6 +214,7 @@ def cell(number: int, gain: Any, noise: float = 0.0) -> dict[str, Any]:
     ]  # fmt: skip
     return {
         "model": f"m{number % 4}", "task": f"t{number // 4}", "split": "test", "seed": 0, "n": 9, "accuracy": 0.5,
+        "score": 0.8, "aup": {**dict.fromkeys(BASES, 90.0), AUTO: 100.0}, "ahead": 10.0, "ahead_ci": [-5.0, 25.0],
         "features": numbers, "reference": numbers, "gains": gains, "points": points, "rates": {"0.5": 0.25},
         "seconds": 1.0, "decodes": 1, "weights": "", "dtype": "float32",
     }  # fmt: skip
@@ -221,7 +252,7 @@ def test_noise_is_no_law() -> None:
 
 def test_too_few_cells_are_said_to_be() -> None:
     cells = [cell(number, lambda x: x["early"]) for number in range(ENOUGH)]
-    cells[0]["accuracy"] = 0.01  # nothing is right there, so nothing can be gained
+    cells[0]["score"] = 0.01  # nothing is right there, so nothing can be gained
     law = law_of(cells)
     assert (law["cells"], law["unanswered"], law["rules"]) == (ENOUGH - 1, 1, [])
     assert f"and {ENOUGH - 1} are there. 1 more" in said(law)
@@ -252,7 +283,8 @@ def test_the_report_is_drawn_from_cells(tmp_path: Path) -> None:
     assert "Incomplete cells, not shown: 2" in text
     assert "over 16 cells" in text
     assert "the trajectory adds something beyond a careful start" in text
-    assert text.count("| m3 |") == 4 * 4, "four cells of each model in four tables"
+    assert text.count("| m3 |") == 4 * 6, "four cells of each model in six tables"
+    assert "Its AUP is the best of 3 decoders in 16 of 16 cells" in text
     assert all("guess" in row for row in pictured(cells, law))
 
 
@@ -263,12 +295,12 @@ def test_a_cell_is_measured_once_and_made_of_rows(
     measure(llm, task, Sample(2), Ledger(file), quick=True)
     rows = list(Ledger(file).rows.values())
     (found,), waiting = cells_of(rows)
-    assert (found["task"], found["n"], found["decodes"], waiting) == ("reactions-30", 2, 15, 0)
+    assert (found["task"], found["n"], found["decodes"], waiting) == ("reactions-30", 2, 17, 0)
     assert {(each["method"], each["base"], each["against"]) for each in found["gains"]} >= {
         ("TACG", "eb", "frontier"), ("TACG", "confidence", "careful starts"), ("HG only", "confidence", RANDOM),
         *((method, "confidence", "frontier") for method in (*STARTS, RANDOM)),
     }  # fmt: skip
-    assert gain_of(found, "TACG")["gained"] == 0, "nothing is right"
+    assert gain_of(found, "TACG")["accuracy_gained"] == 0, "no whole answer is right"
     assert cells_of(rows[:-1]) == ([], 1), "without features it is under way"
     monkeypatch.setattr("tacg.experiments.grid.evaluate", None)
     monkeypatch.setattr("tacg.experiments.diagnose.collect", None)

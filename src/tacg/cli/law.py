@@ -152,7 +152,7 @@ def _show(out: Path, ship: Path | None, as_json: bool) -> None:
 
     rows = Ledger(out / "rows.jsonl").rows.values()
     cells, waiting = cells_of(rows)
-    law, answered = law_of(cells), [cell for cell in cells if cell["accuracy"] >= ANSWERED]
+    law, answered = law_of(cells), [cell for cell in cells if cell["score"] >= ANSWERED]
     files = {"rows": out / "rows.jsonl", "law": out / "law.json", "report": out.with_name(f"{out.name}.md")}
     for path in (files["law"], *([ship] if ship else [])):
         write_law(law, path)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tacg.records.stats import resamples
+from tacg.records.stats import aup, resamples
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -48,17 +48,19 @@ def against_frontier(row: ResultRow, base: Sequence[ResultRow], cost: str = "ste
 
 
 def mean_gain(
-    points: Sequence[ResultRow], base: Sequence[ResultRow], cost: str = "steps", rounds: int = 500
-) -> ResultRow:
+    points: Sequence[ResultRow], base: Sequence[ResultRow], cost: str = "steps", rounds: int = 500, *,
+    by_score: bool = False,
+) -> ResultRow:  # fmt: skip
     """What a curve saves and gains over a frontier: the mean over its points, each as `against_frontier` says.
 
     Points that another point of the curve beats, faster and at least as accurate, do not count.
+
+    by_score  an answer counts with the share of it that is right, instead of as right or wrong
     """
     rows = [*points, *base]
-    right = np.array([[mark == "1" for mark in each["correct"]] for each in rows], dtype=np.float64)
+    right = np.array([each["item_scores"] if by_score else marks(each) for each in rows], dtype=np.float64)
     steps = np.array([each[f"item_{cost}"] for each in rows], dtype=np.float64)
-    n = right.shape[1]
-    draws = np.vstack([np.ones(n), resamples(n, rounds)]) / n  # the first is the sample itself
+    draws = _draws(right.shape[1], rounds)
     found = np.array([
         _gains(accuracy, pace, len(points)) for accuracy, pace in zip(draws @ right.T, draws @ steps.T, strict=True)
     ])  # fmt: skip
@@ -67,6 +69,34 @@ def mean_gain(
         "saved": float(found[0, 0]), "saved_ci": [float(low[0]), float(high[0])],
         "gained": float(found[0, 1]), "gained_ci": [float(low[1]), float(high[1])],
     }  # fmt: skip
+
+
+def areas(
+    curves: Mapping[str, Sequence[ResultRow]], careful: ResultRow, rounds: int = 500
+) -> dict[str, Array]:  # fmt: skip
+    """AUP of each curve: on the sample itself, then on resamples of its problems. All curves start at `careful`."""
+    draws = _draws(careful["n"], rounds)
+    tokens = careful["tpf_ratio"] * careful["forwards"] / careful["n"]  # the same for all: every mask is filled
+
+    def points(row: ResultRow) -> Array:
+        return np.stack([tokens / (draws @ np.array(row["item_forwards"])), 100 * (draws @ np.array(marks(row)))])
+
+    known = {name: [points(row) for row in [careful, *rows]] for name, rows in curves.items()}
+    best = np.max([point[1] for each in known.values() for point in each], axis=0)
+    return {
+        name: np.array([aup([tuple(point[:, draw]) for point in each], best=best[draw]) for draw in range(len(draws))])
+        for name, each in known.items()
+    }
+
+
+def marks(row: ResultRow) -> list[bool]:
+    """Which problems of a row were solved."""
+    return [mark == "1" for mark in row["correct"]]
+
+
+def _draws(n: int, rounds: int) -> Array:
+    """Weights of problems [1 + rounds, n]: of the sample itself, then of resamples."""
+    return np.vstack([np.ones(n), resamples(n, rounds)]) / n
 
 
 def _gains(accuracy: Array, steps: Array, points: int) -> tuple[float, float]:

@@ -36,7 +36,8 @@ SHAPE = {
     "forwards": COUNT, "seconds": AMOUNT, "tokens_per_second": AMOUNT, "split": str, "settings": dict, "dtype": str,
     "correct": str, "item_steps": [COUNT], "commits_by_step": [Number()], "accuracy_strict?": SHARE, "valid?": SHARE,
     "positions?": COUNT, "item_positions?": [COUNT], "tokens_per_position?": AMOUNT, "auxiliary_forwards?": COUNT,
-    "item_forwards?": [COUNT], "processor_seconds?": AMOUNT, "tokens_per_processor_second?": AMOUNT,
+    "item_forwards?": [COUNT], "item_scores?": [SHARE], "processor_seconds?": AMOUNT,
+    "tokens_per_processor_second?": AMOUNT,
 }  # fmt: skip
 
 

@@ -10,13 +10,15 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tacg.engine.events import Step
 from tacg.engine.request import resolve
 from tacg.experiments.ablate import PARTS
 from tacg.experiments.controls import CarefulStart, HeldAtRandom, Outspoken
 from tacg.experiments.diagnose import diagnose
 from tacg.experiments.evaluate import settings_of
-from tacg.experiments.frontier import mean_gain
+from tacg.experiments.frontier import areas, mean_gain
 from tacg.experiments.grid import Cell, Sample, run, takes
 from tacg.models.judges import JUDGES
 from tacg.policies import get_policy
@@ -34,13 +36,20 @@ if TYPE_CHECKING:
     from tacg.llm import LLM
     from tacg.tasks import Task
 
-HISTORY = "HG only"  # as `PARTS` calls it
+HISTORY, WHOLE = "HG only", "TACG"  # as `PARTS` calls them
 FRONTIER, BY_STEPS, BY_SHARE, RANDOM = "frontier", "careful for two steps", "careful by share masked", "held at random"
 STARTS = (BY_STEPS, BY_SHARE)
-# Thresholds at which gates are tried: below `tau_escape`, where the History Gate can hold something back.
-TRIED: dict[str, tuple[float, ...]] = {DEFAULT_BASE: (0.5, 0.7, 0.9), "eb": (1.0, 0.3, 0.1)}
+AUTO = "auto"  # our own default: not a gate, but measured on the same problems
+# The main knob of each curve and its values, fast ones first. Slower ones would cost more than all others together.
+CURVES: dict[str, tuple[str, tuple[float, ...]]] = {
+    DEFAULT_BASE: ("threshold", (0.5, 0.7, 0.8, 0.9, 0.95, 0.99)),
+    "eb": ("bound", (1.0, 0.3, 0.1, 0.03)),
+    AUTO: ("bound", (0.5, 0.2, 0.1, 0.05, 0.02)),
+}
+# Where gates are tried: thresholds below `tau_escape`, so that the History Gate can hold something back.
+TRIED: dict[str, tuple[float, ...]] = {DEFAULT_BASE: (0.5, 0.8), "eb": (1.0, 0.3)}
 BASES = tuple(TRIED)
-LOWS = (0.3, 0.5, 0.7)  # thresholds that a careful start ends with
+LOWS = (0.3, 0.5)  # thresholds that a careful start ends with
 PROBED = 100  # maximum number of problems for which every proposal is recorded
 CAREFUL = "schedule"  # one token per step: the decoder whose proposals are recorded
 RATE = {"held": COUNT, "of": COUNT, "rate": Number(0, 1), "threshold": Number(0, 1)}
@@ -57,11 +66,13 @@ def plan(task: Task, quick: bool = False) -> list[Cell]:
     """What is decoded in a cell, without the random control, whose rate is not known yet."""
     found = []
     for base in BASES:
-        knob, values = _values(base, quick)
-        found += [_cell(task, base, {knob: value}, FRONTIER, base, value) for value in values]
+        knob, values = CURVES[base]
+        found += [_cell(task, base, {knob: value}, FRONTIER, base, value) for value in _every(values, quick)]
         for part, off in PARTS.items():
             gate = get_policy(f"tacg+{base}").label
             found += [_cell(task, gate, {**off, knob: value}, part, base, value) for value in _some(TRIED[base], quick)]
+    knob, values = CURVES[AUTO]
+    found += [_cell(task, AUTO, {knob: value}, AUTO, DEFAULT_BASE, value) for value in _every(values, quick)]
     for low in _some(LOWS, quick):
         found.append(_cell(task, CarefulStart(), {"threshold": low}, BY_STEPS, DEFAULT_BASE, low))
         by_share = {"threshold": low, "by": "share", "first": 1.0}
@@ -69,11 +80,8 @@ def plan(task: Task, quick: bool = False) -> list[Cell]:
     return found
 
 
-def _values(base: str, quick: bool) -> tuple[str, tuple[Any, ...]]:
-    """The main knob of a base policy and the values of its frontier, from fast to careful."""
-    declared = get_policy(base).frontier
-    assert declared is not None
-    return declared[0], declared[1][::2] if quick else declared[1]
+def _every(values: Sequence[Any], quick: bool) -> Sequence[Any]:
+    return values[::2] if quick else values
 
 
 def _some(values: Sequence[Any], quick: bool) -> Sequence[Any]:
@@ -137,7 +145,8 @@ def cells_of(rows: Iterable[ResultRow]) -> tuple[list[ResultRow], int]:
     """One record per complete model, task and split, and how many are incomplete.
 
     gains     of every method over the frontier of its base, averaged over its points, and over that frontier together
-              with a control's points (`against`)
+              with a control's points (`against`): by score, and by accuracy with `accuracy_` before the name
+    aup       of every decoder's curve, and how far `auto` is ahead of the best other one, with its interval
     features  without labels; `reference`: the same compared with reference answers
     rates     at which the gate holds proposals back, by threshold
     """
@@ -167,19 +176,20 @@ def _record(rows: Sequence[ResultRow]) -> ResultRow | None:
             points[tags["method"], tags["base"]][tags["value"]] = row
     curves = {key: list(mine.values()) for key, mine in points.items()}
     wanted = {(part, base) for part in (FRONTIER, *PARTS) for base in BASES}
-    wanted |= {(method, DEFAULT_BASE) for method in (*STARTS, RANDOM)}
+    wanted |= {(method, DEFAULT_BASE) for method in (*STARTS, RANDOM, AUTO)}
     probe = next((row for row in reversed(rows) if "features" in row), None)
     if probe is None or wanted - curves.keys() or min(len(curves[FRONTIER, base]) for base in BASES) < 2:
         return None
     frontier = curves[FRONTIER, DEFAULT_BASE]
     every = [row for curve in curves.values() for row in curve]
     best = [
-        {"method": method, "base": base, "value": value, "gained": mean_gain([row], curves[FRONTIER, base])["gained"]}
+        {"method": method, "base": base, "value": value, "gained": _gain([row], curves[FRONTIER, base])["gained"]}
         for (method, base), mine in points.items() if method in PARTS for value, row in mine.items()
     ]  # fmt: skip
     return {
         **{name: every[0][name] for name in ("model", "weights", "task", "split", "seed", "n", "dtype")},
-        "accuracy": max(row["accuracy"] for row in frontier), "features": probe["features"]["final"],
+        **{name: max(row[name] for row in frontier) for name in ("accuracy", "score")}, **_aups(curves),
+        "features": probe["features"]["final"],
         "reference": probe["features"]["reference"], "gains": _gains(curves), "points": best,
         "rates": {str(row["threshold"]): row["rate"] for row in rows if "held" in row},
         "seconds": sum(row["seconds"] for row in every), "decodes": len(every),
@@ -196,9 +206,31 @@ def _gains(curves: Mapping[tuple[str, str], Sequence[ResultRow]]) -> list[Result
         against = {} if method == FRONTIER else {FRONTIER: curves[FRONTIER, base]}
         if method in PARTS and base == DEFAULT_BASE:
             against |= rivals
+        if method == AUTO:
+            against |= {base: curves[FRONTIER, base] for base in BASES[1:]}
         for name, rows in against.items():
-            found.append({"method": method, "base": base, "against": name} | mean_gain(mine, rows))
+            found.append({"method": method, "base": base, "against": name} | _gain(mine, rows))
     return found
+
+
+def _gain(points: Sequence[ResultRow], base: Sequence[ResultRow]) -> ResultRow:
+    """By score, which varies less than right or wrong and is not zero where whole answers are rarely right; and by
+    accuracy."""
+    by_accuracy = {f"accuracy_{name}": value for name, value in mean_gain(points, base).items()}
+    return mean_gain(points, base, by_score=True) | by_accuracy
+
+
+def _aups(curves: Mapping[tuple[str, str], Sequence[ResultRow]]) -> ResultRow:
+    """The area under each decoder's curve. All start at the most careful threshold of the default base."""
+    shown = {base: curves[FRONTIER, base] for base in BASES}
+    shown |= {get_policy(f"tacg+{base}").label: curves[WHOLE, base] for base in BASES}
+    shown[AUTO] = curves[AUTO, DEFAULT_BASE]
+    found = areas(shown, max(shown[DEFAULT_BASE], key=lambda row: row["steps"]))
+    ahead = found[AUTO] - np.max([area for name, area in found.items() if name != AUTO], axis=0)
+    return {
+        "aup": {name: float(area[0]) for name, area in found.items()}, "ahead": float(ahead[0]),
+        "ahead_ci": [float(edge) for edge in np.quantile(ahead[1:], [0.025, 0.975])],
+    }  # fmt: skip
 
 
 def gain_of(cell: ResultRow, method: str, base: str = DEFAULT_BASE, against: str = FRONTIER) -> ResultRow:

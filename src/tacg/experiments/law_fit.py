@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 ENOUGH = 12  # minimum number of cells: with fewer, a rule of two features would fit anything
-ANSWERED = 0.05  # accuracy that some threshold must reach: if nothing is right, nothing can be gained
+ANSWERED = 0.05  # score that some threshold must reach: if nothing is right, nothing can be gained
 GOALS = ("gained", "saved")  # the first one chooses the features
 FIT = {
     "features": [str], "centre": [Number()], "scale": [Number()], "weights": [Number()], "bias": Number(),
@@ -48,7 +48,7 @@ SHAPE = {
 
 def law_of(cells: Sequence[ResultRow]) -> dict[str, Any]:
     """Correlations, rules and how they did on held-out cells; no rules if there are too few cells."""
-    usable = [cell for cell in cells if cell["accuracy"] >= ANSWERED]
+    usable = [cell for cell in cells if cell["score"] >= ANSWERED]
     names = [name for name in FEATURES if all(cell["features"][name] is not None for cell in usable)]
     gates = [(method, base) for base in BASES for method in PARTS]
     enough = len(usable) >= ENOUGH and names
@@ -214,8 +214,8 @@ def _sentence(each: Mapping[str, Any]) -> str:
     low, high = each["gained_ci"]
     head = "should help" if low > 0 else "should cost" if high < 0 else "may help" if each["gained"] > 0 else "may cost"
     knobs = " ".join(f"{name}={value}" for name, value in each["settings"].items())
-    said = f"Over {each['base']}, {each['method']} {head}: expect {_percent(each, 'gained')} points of accuracy "
-    said += f"at equal steps, and {_percent(each, 'saved')} % of the steps saved at equal accuracy. "
+    said = f"Over {each['base']}, {each['method']} {head}: expect {_percent(each, 'gained')} points of score "
+    said += f"at equal steps, and {_percent(each, 'saved')} % of the steps saved at equal score. "
     said += f"Knobs: {each['policy']} with {knobs}."
     for name, of in (("halves", "of cells held out"), ("models", "held-out cells")):
         if name in each["held_out"]:

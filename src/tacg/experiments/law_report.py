@@ -11,8 +11,8 @@ import numpy as np
 from tacg.errors import TacgError
 from tacg.experiments.ablate import PARTS
 from tacg.experiments.diagnose import FEATURES
-from tacg.experiments.law import BASES, HISTORY, RANDOM, STARTS, gain_of
-from tacg.experiments.law_fit import ENOUGH
+from tacg.experiments.law import AUTO, BASES, FRONTIER, HISTORY, RANDOM, STARTS, WHOLE, gain_of
+from tacg.experiments.law_fit import ANSWERED, ENOUGH
 from tacg.files import write_file
 from tacg.policies.base import DEFAULT_BASE
 from tacg.records.plots import draw_law
@@ -25,19 +25,31 @@ if TYPE_CHECKING:
 
     from tacg.records.rows import ResultRow
 
-WHOLE = "TACG"  # as `PARTS` calls it
+# What the tables of gains show, by the field of a gain.
+GOALS = {
+    "gained": "score gained at equal steps, points",
+    "saved": "steps saved at equal score, %",
+    "accuracy_gained": "accuracy gained at equal steps, points",
+}
 FEW = 4  # minimum number of cells for a bootstrap
 WORDS = f"""When does the trajectory help? A cell is a model on a task. In each, TACG (the paper's knobs), its History
 Gate alone and temporal support alone (TILG) are compared with the whole frontier of their base: `{DEFAULT_BASE}` at
 every threshold, `{BASES[1]}` at every bound, with straight lines between the measured ones. A gain is the mean over the
-values of the main knob at which a gate was tried, without those that another one beats: accuracy at equal steps, in
-points, and steps at equal accuracy, in percent. Intervals of a cell resample problems, those of a mean over cells
-resample cells. Drawn from rows by `tacg law`; nothing is typed by hand."""
+values of the main knob at which a gate was tried, without those that another one beats: score at equal steps, in
+points, and steps at equal score, in percent. The score of an answer is the share of it that is right: masked tokens,
+cells of a sudoku, unit tests; a story is right or wrong. It varies less than accuracy (whole answers), which is shown
+beside it. Intervals of a cell resample problems, those of a mean over cells resample cells. Drawn from rows by
+`tacg law`; nothing is typed by hand."""
 CONTROLS = f"""Controls do part of what a gate does, without a trajectory. There are three: a high threshold for the
 first two steps of a block; a threshold that falls with the share still masked; and `{DEFAULT_BASE}` with commits held
 back at random, at the rate at which the History Gate held them back in that cell. "Against careful starts" compares
 with the frontier of `{DEFAULT_BASE}` and all points of both careful starts together, "against held at random" likewise.
 A frontier with more points is slightly optimistic."""
+OURS = f"""`{AUTO}` follows the trajectory as a price, not as a gate: a proposal that lasts costs less of a budget. AUP
+is the area under accuracy over TPF (d3LLM); all curves start at the most careful threshold of `{DEFAULT_BASE}`.
+"Ahead" is the AUP of `{AUTO}` minus that of the best other decoder in the cell, which is chosen anew in each resample.
+An interval that contains zero means: neither clearly ahead nor clearly behind. `{AUTO}` was chosen on other problems:
+the dev split of pocket's tasks, and of `reactions` with rxnmapper."""
 
 
 def write_report(
@@ -60,7 +72,8 @@ def sections(cells: Sequence[ResultRow], law: Mapping[str, Any], pictures: Seque
     return [
         Section("What the trajectory adds", adds(cells), [], (), note),
         Section("The law", said(law), [correlation_table(law)] if law["rules"] else [], pictures, note),
-        Section("Gains", CONTROLS, [gain_table(cells, "gained"), gain_table(cells, "saved")], (), note),
+        Section("A default that wins?", f"{wins(cells)}\n\n{OURS}", [auto_table(cells)], (), note),
+        Section("Gains", CONTROLS, [gain_table(cells, goal) for goal in GOALS], (), note),
         Section("Features", meanings, feature_tables(cells), (), note),
     ]
 
@@ -91,14 +104,30 @@ def adds(cells: Sequence[ResultRow]) -> str:
     return (
         f"{few}Over the whole frontier of `{DEFAULT_BASE}`, TACG gains {_mean(cells, WHOLE)} points at equal steps on "
         f"average over {len(cells)} {_plural(len(cells), 'cell')}, and saves {_mean(cells, WHOLE, goal='saved')} % of "
-        f"the steps at equal accuracy; the gain is clearly above 0 in {above} of them and clearly below in {below}. A "
+        f"the steps at equal score; the gain is clearly above 0 in {above} of them and clearly below in {below}. A "
         f"careful start alone, which follows no trajectory, gains {starts}. Against `{DEFAULT_BASE}` and careful "
         f"starts together TACG gains {_shown(beyond)} points: "
         f"{_judged(beyond, few, 'the trajectory', 'a careful start')} The History Gate alone gains "
         f"{_mean(cells, HISTORY)}; holding back at random at its rate gains {_mean(cells, RANDOM)}, and against that "
         f"the History Gate gains {_shown(chance)}: {_judged(chance, few, 'persistence', 'mere delay')} Over "
         f"`{BASES[1]}`, TACG gains {_mean(cells, WHOLE, BASES[1])} points at equal steps and saves "
-        f"{_mean(cells, WHOLE, BASES[1], goal='saved')} % of the steps at equal accuracy."
+        f"{_mean(cells, WHOLE, BASES[1], goal='saved')} % of the steps at equal score."
+    )
+
+
+def wins(cells: Sequence[ResultRow]) -> str:
+    """How `auto` did: steps saved, and in how many cells it has the best AUP."""
+    if not cells:
+        return "No cell is finished yet."
+    right = [cell for cell in cells if cell["accuracy"] >= ANSWERED]  # AUP is about whole answers
+    best, behind = sum(cell["ahead"] >= 0 for cell in right), sum(cell["ahead_ci"][1] < 0 for cell in right)
+    saved = {goal: _mean(cells, AUTO, goal=goal) for goal in ("saved", "accuracy_saved")}
+    return (
+        f"At equal score, `{AUTO}` saves {saved['saved']} % of the steps of `{DEFAULT_BASE}` (at equal accuracy "
+        f"{saved['accuracy_saved']} %) and {_mean(cells, AUTO, DEFAULT_BASE, BASES[1], goal='saved')} % of those of "
+        f"`{BASES[1]}`. Its AUP is the best of {len(right[0]['aup']) if right else 0} decoders in {best} of "
+        f"{len(right)} {_plural(len(right), 'cell')} in which whole answers are right, and clearly behind the best "
+        f"in {behind}."
     )
 
 
@@ -160,25 +189,37 @@ def gain_table(cells: Sequence[ResultRow], goal: str, brief: bool = False) -> Ta
     if not brief:
         columns |= {each: (each,) for each in (*STARTS, RANDOM)}
         columns |= {f"{part} over {BASES[1]}": (part, BASES[1]) for part in PARTS}
-    what = {"gained": "accuracy gained at equal steps, points", "saved": "steps saved at equal accuracy, %"}[goal]
     lines = [(*_cell_name(cell), *(gain(gain_of(cell, *which), goal) for which in columns.values())) for cell in cells]
     if len(cells) > 1:
         lines.append(("mean", "", *(_shown(mean_over(cells, goal, *which)) for which in columns.values())))
-    return Table(what, ("model", "task", *columns), tuple(lines))
+    return Table(GOALS[goal], ("model", "task", *columns), tuple(lines))
+
+
+def auto_table(cells: Sequence[ResultRow]) -> Table:
+    """What `auto` saves, and the AUP of every decoder."""
+    against = (FRONTIER, BASES[1])
+    decoders = list(cells[0]["aup"]) if cells else []
+    lines = []
+    for cell in cells:
+        saved = (gain(gain_of(cell, AUTO, DEFAULT_BASE, each), "saved") for each in against)
+        low, high = cell["ahead_ci"]
+        aups = (f"{cell['aup'][name]:.0f}" for name in decoders)
+        lines.append((*_cell_name(cell), *saved, *aups, estimate(cell["ahead"], low, high, "+.0f")))
+    columns = (*(f"saved over {each}" for each in BASES), *(f"AUP {name}" for name in decoders), "ahead")
+    return Table(f"{AUTO}: steps saved at equal score, %, and AUP", ("model", "task", *columns), tuple(lines))
 
 
 def feature_tables(cells: Sequence[ResultRow]) -> list[Table]:
     """The features without labels, then overconfidence and AUC against reference answers."""
     made = []
     for kind, title in (("features", "without labels"), ("reference", "against the reference answers")):
-        lines = [
-            (
-                *_cell_name(cell), *(_number(cell[kind][name]) for name in FEATURES), f"{100 * cell['accuracy']:.1f}",
-                ", ".join(f"{100 * rate:.0f}" for rate in cell["rates"].values()), f"{cell['seconds']:.0f}",
-            )
-            for cell in cells
-        ]  # fmt: skip
-        columns = ("model", "task", *FEATURES, "best accuracy %", "held back %", "seconds")
+        lines = []
+        for cell in cells:
+            best = (f"{100 * cell[name]:.1f}" for name in ("score", "accuracy"))
+            held = ", ".join(f"{100 * rate:.0f}" for rate in cell["rates"].values())
+            numbers = (_number(cell[kind][name]) for name in FEATURES)
+            lines.append((*_cell_name(cell), *numbers, *best, held, f"{cell['seconds']:.0f}"))
+        columns = ("model", "task", *FEATURES, "best score %", "best accuracy %", "held back %", "seconds")
         made.append(Table(title, columns, tuple(lines)))
     return made
 
@@ -192,7 +233,7 @@ def correlation_table(law: Mapping[str, Any]) -> Table:
         mine = [known.get((name, *gate)) for gate in gates]
         lines.append((name, *("" if each is None else _rho(each) for each in mine)))
     columns = ("feature", *(f"{method} over {base}" for method, base in gates))
-    return Table("rank correlation with the accuracy gained, over cells", columns, tuple(lines))
+    return Table("rank correlation with the score gained, over cells", columns, tuple(lines))
 
 
 def _rho(each: Mapping[str, Any]) -> str:

@@ -149,7 +149,7 @@ def draw_law(rows: Sequence[ResultRow], path: Path) -> Path:
             panel.errorbar(xs, ys, yerr=[low, high], linestyle="", **look, label=model)
         panel.axhline(0, color="#999", linewidth=0.8)
         label = rows[0]["feature"] if what == "feature" else "predicted by a rule from other cells, points"
-        panel.set(xlabel=label, ylabel="accuracy gained at equal steps, points")
+        panel.set(xlabel=label, ylabel="score gained at equal steps, points")
         if what == "guess":
             panel.axvline(0, color="#999", linewidth=0.8)
     return save(figure, panels, path, f"{rows[0]['gate']}, {len(rows)} cells, 95 % intervals")

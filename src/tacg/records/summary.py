@@ -59,10 +59,11 @@ def valid_share(items: Sequence[Item]) -> dict[str, float]:
 
 
 def by_item(items: Sequence[Item]) -> ResultRow:
-    """Per-item data for pairing: correctness, steps, positions, forwards; and mean commits at each step."""
+    """Per-item data for pairing: correctness, score, steps, positions, forwards; and mean commits at each step."""
     pace = [sum(counts) for counts in zip_longest(*(item.pace for item in items), fillvalue=0)]
     return {
         "correct": "".join("1" if item.correct else "0" for item in items),
+        "item_scores": [round(item.score, 4) for item in items],
         "item_steps": [item.steps for item in items],
         "item_positions": [item.positions for item in items],
         "item_forwards": [item.forwards for item in items],
