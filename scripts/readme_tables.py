@@ -14,7 +14,10 @@ from tacg.records.flat import read_rows
 
 README, HELP = Path("README.md"), Path("docs/does-it-help.md")
 ARENA = Path("docs/arena/rows.jsonl")
-STUDIES = [Path("docs") / name / "rows.jsonl" for name in ("results", "results-2", "results-3", "arena")]
+STUDIES = [
+    Path("docs") / name / "rows.jsonl"
+    for name in ("archive/results-1", "archive/results-2", "archive/results-3", "arena")
+]
 OFFERED = Path("src/tacg/policies") / FILE
 
 if __name__ == "__main__":

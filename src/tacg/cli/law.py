@@ -43,11 +43,11 @@ EPILOG = """[bold]Examples[/bold]
 
 tacg law --quick
 
-tacg law --model rxnmapper --model rxnfp --model pocket --n 300 --jobs 2 --out docs/law
+tacg law --model rxnmapper --model pocket --n 120 --jobs 2 --out docs/results
 
-tacg law --model ./my-model --task pocket-math --out docs/law       adds one cell to those that are there
+tacg law --model rxnfp --task reactions --knob masked=0.4 --out docs/results
 
-tacg law --out docs/law --redraw                                    draw report and law.json from rows"""
+tacg law --out docs/results --redraw                     draw report and law.json from rows"""
 
 
 def main(

@@ -54,7 +54,7 @@ def main(
     seed: Seed = 0,
     batch_size: BatchSize = 32,
     home: Annotated[
-        Path | None, typer.Option(help="Directory for rows and plots; default: docs/results, --quick: runs/glance.")
+        Path | None, typer.Option(help="Directory for rows and plots; default: runs/report, --quick: runs/glance.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Report file; default: next to the directory.")] = None,
     jobs: Jobs = 1,
@@ -71,7 +71,7 @@ def main(
     tasks = load_tasks(task or (["pocket-sudoku"] if quick else task_names()), data, knob)
     settings = parse_settings("tacg+klass", setting, cache)
     scale = Scale.glance() if quick else Scale()
-    home = ready_directory(home or Path("runs/glance" if quick else "docs/results"))
+    home = ready_directory(home or Path("runs/glance" if quick else "runs/report"))
     out = out or home.with_suffix(".md")
     make_room(out)
     if jobs > 1:

@@ -62,7 +62,7 @@ def write_report(
             pictures.append(draw_law(points, picture))
     words = WORDS + (f" Incomplete cells, not shown: {waiting}." if waiting else "")
     parts = [part.markdown(report) for part in sections(cells, law, pictures)]
-    write_file(report, "\n".join([f"# The law\n\n{words}\n", *parts]))
+    write_file(report, "\n".join([f"# When does the trajectory help?\n\n{words}\n", *parts]))
 
 
 def sections(cells: Sequence[ResultRow], law: Mapping[str, Any], pictures: Sequence[Path] = ()) -> list[Section]:
