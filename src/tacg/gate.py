@@ -101,7 +101,7 @@ def persistence(signals: Signals, tokens: Tensor, streak: Tensor) -> Tensor:
 def temporal_support(signals: Signals, config: GateConfig) -> Tensor:
     """σ: float [R, L], how much the trajectory supports the proposal: probability gain or clipped log ratio.
 
-    `steady` is our addition: the negative gain, for models whose sudden peaks are more often wrong (docs/archive/results-1.md).
+    `steady` is our addition: the negative gain, for models whose sudden peaks are more often wrong (docs/log.md).
     """
     if config.support == "log_ratio":
         ratio = (signals.confidence + config.eps).log() - (signals.reference + config.eps).log()

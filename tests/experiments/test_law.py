@@ -235,6 +235,7 @@ def test_the_law_finds_the_feature_that_matters_and_its_sign_holds() -> None:
     assert [each["base"] for each in likely] == list(BASES)
     assert likely[0]["gained"] == pytest.approx(0.03, abs=0.01)
     assert "should help" in in_words(likely, law)[0]
+    assert "Or use auto" in in_words(likely, law)[-1]
     assert "should cost" in in_words(verdict({**cells[0]["features"], "early": -1.5}, law), law)[0]
     far = verdict({**cells[0]["features"], "early": 99.0}, law)
     assert "early" in far[0]["unlike"]
@@ -269,7 +270,7 @@ def test_a_law_is_read_back_and_a_wrong_one_refused(tmp_path: Path) -> None:
     middle = dict.fromkeys(FEATURES, 0.3)
     assert predict(again["rules"][0]["gained"], middle) == predict(law["rules"][0]["gained"], middle)
     assert read_law()["needed"] == ENOUGH, "one ships"
-    (tmp_path / "law.json").write_text('{"cells": 3, "needed": 2, "rules": [{}]}')
+    (tmp_path / "law.json").write_text('{"cells": 3, "needed": 2, "auto": [], "rules": [{}]}')
     with pytest.raises(TacgError, match=r"is not a law: `rules\[0\].method` is missing"):
         read_law(tmp_path / "law.json")
 

@@ -6,6 +6,7 @@ controls, which do part of what the gate does without a trajectory, and features
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from tacg.policies import get_policy
 from tacg.policies.base import DEFAULT_BASE
 from tacg.policies.tacg import Tacg
 from tacg.records.rows import Ledger, ResultRow, key_of
+from tacg.records.stats import resamples
 from tacg.shapes import COUNT, Number
 from tacg.tasks import get_task, judged_names, task_names
 from tacg.version import __version__
@@ -50,6 +52,7 @@ CURVES: dict[str, tuple[str, tuple[float, ...]]] = {
 TRIED: dict[str, tuple[float, ...]] = {DEFAULT_BASE: (0.5, 0.8), "eb": (1.0, 0.3)}
 BASES = tuple(TRIED)
 LOWS = (0.3, 0.5)  # thresholds that a careful start ends with
+FEW = 4  # minimum number of cells for a bootstrap
 PROBED = 100  # maximum number of problems for which every proposal is recorded
 CAREFUL = "schedule"  # one token per step: the decoder whose proposals are recorded
 RATE = {"held": COUNT, "of": COUNT, "rate": Number(0, 1), "threshold": Number(0, 1)}
@@ -237,3 +240,13 @@ def gain_of(cell: ResultRow, method: str, base: str = DEFAULT_BASE, against: str
     """One gain of a cell."""
     wanted = {"method": method, "base": base, "against": against}
     return next(each for each in cell["gains"] if each | wanted == each)
+
+
+def mean_over(cells: Sequence[ResultRow], goal: str, *which: str) -> tuple[float, float, float]:
+    """The mean of a gain over cells with its 95 % interval (NaN if there are too few cells)."""
+    values = np.array([gain_of(cell, *which)[goal] for cell in cells])
+    if len(values) < FEW:
+        return float(values.mean()), math.nan, math.nan
+    means = resamples(len(values), 2000) @ values / len(values)
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(values.mean()), float(low), float(high)

@@ -6,17 +6,14 @@ import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tacg.errors import TacgError
 from tacg.experiments.ablate import PARTS
 from tacg.experiments.diagnose import FEATURES
-from tacg.experiments.law import AUTO, BASES, FRONTIER, HISTORY, RANDOM, STARTS, WHOLE, gain_of
+from tacg.experiments.law import AUTO, BASES, FRONTIER, HISTORY, RANDOM, STARTS, WHOLE, gain_of, mean_over
 from tacg.experiments.law_fit import ANSWERED, ENOUGH
 from tacg.files import write_file
 from tacg.policies.base import DEFAULT_BASE
 from tacg.records.plots import draw_law
-from tacg.records.stats import resamples
 from tacg.records.tables import Section, Table, estimate, gain, provenance
 
 if TYPE_CHECKING:
@@ -31,7 +28,6 @@ GOALS = {
     "saved": "steps saved at equal score, %",
     "accuracy_gained": "accuracy gained at equal steps, points",
 }
-FEW = 4  # minimum number of cells for a bootstrap
 WORDS = f"""When does the trajectory help? A cell is a model on a task. In each, TACG (the paper's knobs), its History
 Gate alone and temporal support alone (TILG) are compared with the whole frontier of their base: `{DEFAULT_BASE}` at
 every threshold, `{BASES[1]}` at every bound, with straight lines between the measured ones. A gain is the mean over the
@@ -79,16 +75,6 @@ def sections(cells: Sequence[ResultRow], law: Mapping[str, Any], pictures: Seque
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
-
-
-def mean_over(cells: Sequence[ResultRow], goal: str, *which: str) -> tuple[float, float, float]:
-    """The mean of a gain over cells with its 95 % interval (NaN if there are too few cells)."""
-    values = np.array([gain_of(cell, *which)[goal] for cell in cells])
-    if len(values) < FEW:
-        return float(values.mean()), math.nan, math.nan
-    means = resamples(len(values), 2000) @ values / len(values)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(values.mean()), float(low), float(high)
 
 
 def adds(cells: Sequence[ResultRow]) -> str:
