@@ -16,8 +16,12 @@ from tacg.models.quantized import KINDS as PACKED
 from tacg.models.quantized import make_room
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
-# Experts, width, inner, tokens, chosen: few tokens, many, experts that nobody chooses, and sizes that do not align.
-SHAPES = [(8, 64, 32, 3, 2), (16, 64, 32, 150, 4), (256, 32, 16, 20, 8), (4, 24, 12, 40, 4), (8, 20, 12, 9, 2)]
+# Experts, width, inner, tokens, chosen: few tokens, many, experts that nobody chooses, sizes that do not align, and so
+# many tokens that a CPU takes experts one by one.
+SHAPES = [
+    (8, 64, 32, 3, 2), (16, 64, 32, 150, 4), (256, 32, 16, 20, 8), (4, 24, 12, 40, 4), (8, 20, 12, 9, 2),
+    (4, 32, 16, 200, 2),
+]  # fmt: skip
 
 
 def world(shape: tuple[int, ...], kind: torch.dtype) -> tuple[Experts, Tensor, Tensor, Tensor]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from tacg.models.quantized import PackedWeight
 
+CROWDED = 64  # tokens per expert beyond which a CPU takes them one by one: what all of them make leaves its cache
+
 
 class Experts(SideBySide):
     """E feed-forwards with their weights stacked: gate_proj and up_proj [E, I, D], down_proj [E, D, I]."""
@@ -33,10 +35,12 @@ class Experts(SideBySide):
     def forward(self, x: Tensor, chosen: Tensor, weight: Tensor) -> Tensor:
         """x [N, D], experts chosen int64 [N, K] with their weights float32 [N, K] -> [N, D], summed in float32.
 
-        Tokens are sorted by expert, and all experts compute in one call. On a GPU nothing is read back, and the sum
-        stays in float32: see `plus`.
+        Tokens are sorted by expert, and all experts compute in one call; on a CPU one after the other if they have
+        many tokens each. On a GPU nothing is read back, and the sum stays in float32: see `plus`.
         """
-        if not self._aligned(x):
+        crowded = x.device.type == "cpu" and chosen.numel() > CROWDED * len(self.gate_proj)
+        # Only in float32 both ways round alike; otherwise a row's bits would depend on how many others there are.
+        if (crowded and x.dtype == torch.float32) or not self._aligned(x):
             return self.one_by_one(x, chosen, weight)
         experts, order = chosen.flatten().sort(stable=True)
         numbers = torch.arange(len(self.gate_proj)) if x.device.type == "cpu" else self.numbers
