@@ -9,11 +9,13 @@ import json
 from pathlib import Path
 
 from tacg.experiments.does_it_help import gains, with_answer, with_runs
+from tacg.experiments.law import cells_of
+from tacg.experiments.law_report import with_brief
 from tacg.policies.recommended import FILE, recommendations, with_choice
 from tacg.records.flat import read_rows
 
 README, HELP = Path("README.md"), Path("docs/does-it-help.md")
-ARENA = Path("docs/arena/rows.jsonl")
+ARENA, LAW = Path("docs/arena/rows.jsonl"), Path("docs/results/rows.jsonl")
 STUDIES = [
     Path("docs") / name / "rows.jsonl"
     for name in ("archive/results-1", "archive/results-2", "archive/results-3", "arena")
@@ -24,6 +26,7 @@ if __name__ == "__main__":
     arena = read_rows(ARENA)
     points = gains(row for file in STUDIES for row in read_rows(file))
     readme = with_choice(README.read_text("utf-8"), arena, "docs/decoders/")
+    readme = with_brief(readme, cells_of(read_rows(LAW))[0])
     README.write_text(with_answer(readme, points), "utf-8")
     HELP.write_text(with_runs(HELP.read_text("utf-8"), points), "utf-8")
     OFFERED.write_text(json.dumps(recommendations(arena), indent=1) + "\n", "utf-8")

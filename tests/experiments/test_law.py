@@ -32,7 +32,7 @@ from tacg.experiments.law import (
     tasks_for,
 )
 from tacg.experiments.law_fit import ENOUGH, in_words, law_of, predict, read_law, verdict, write_law
-from tacg.experiments.law_report import adds, pictured, said, write_report
+from tacg.experiments.law_report import adds, pictured, said, with_brief, write_report
 from tacg.policies import Policy, get_policy
 from tacg.policies.confidence import Confidence
 from tacg.records.rows import Ledger
@@ -41,6 +41,7 @@ from tacg.tasks import get_task
 from tacg.types import Signals
 from tests.engine.test_compile import assert_alike, parts, step_of, whole_step
 
+HOME = Path(__file__).parents[2]
 CONTROLS: tuple[Policy, ...] = (
     CarefulStart(), CarefulStart(by="share", first=1.0), HeldAtRandom(base=Confidence(threshold=0.2), rate=0.5),
     HeldAtRandom(base=get_policy("eb")), get_policy("tacg").replace(k_extra=0),
@@ -287,6 +288,15 @@ def test_the_report_is_drawn_from_cells(tmp_path: Path) -> None:
     assert text.count("| m3 |") == 4 * 6, "four cells of each model in six tables"
     assert "Its AUP is the best of 3 decoders in 16 of 16 cells" in text
     assert all("guess" in row for row in pictured(cells, law))
+
+
+def test_the_readme_says_what_the_rows_say() -> None:
+    cells, _ = cells_of(Ledger(HOME / "docs" / "results" / "rows.jsonl").rows.values())
+    assert len(cells) >= ENOUGH
+    text = (HOME / "README.md").read_text(encoding="utf-8")
+    assert text == with_brief(text, cells), "run `make decoder-pages`"
+    shipped = json.loads(json.dumps(law_of(cells)))
+    assert read_law() == shipped, "run `tacg law --redraw --out docs/results --ship src/tacg/experiments/law.json`"
 
 
 def test_a_cell_is_measured_once_and_made_of_rows(

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 from tacg.errors import TacgError
 from tacg.experiments.ablate import PARTS
 from tacg.experiments.diagnose import FEATURES
-from tacg.experiments.law import AUTO, BASES, FRONTIER, HISTORY, RANDOM, STARTS, WHOLE, gain_of, mean_over
+from tacg.experiments.law import AUTO, BASES, BY_STEPS, FRONTIER, HISTORY, RANDOM, STARTS, WHOLE, gain_of, mean_over
 from tacg.experiments.law_fit import ANSWERED, ENOUGH
 from tacg.files import write_file
+from tacg.models.judges import JUDGES
 from tacg.policies.base import DEFAULT_BASE
+from tacg.policies.pages import between
 from tacg.records.plots import draw_law
 from tacg.records.tables import Section, Table, estimate, gain, provenance
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from tacg.records.rows import ResultRow
 
+MARKS = ("<!-- on judges: make decoder-pages -->", "<!-- end of on judges -->")
 # What the tables of gains show, by the field of a gain.
 GOALS = {
     "gained": "score gained at equal steps, points",
@@ -98,6 +101,24 @@ def adds(cells: Sequence[ResultRow]) -> str:
         f"the History Gate gains {_shown(chance)}: {_judged(chance, few, 'persistence', 'mere delay')} Over "
         f"`{BASES[1]}`, TACG gains {_mean(cells, WHOLE, BASES[1])} points at equal steps and saves "
         f"{_mean(cells, WHOLE, BASES[1], goal='saved')} % of the steps at equal score."
+    )
+
+
+def with_brief(text: str, cells: Sequence[ResultRow]) -> str:
+    """The text with an up-to-date `brief` between its two marks."""
+    return between(text, MARKS, brief(cells))
+
+
+def brief(cells: Sequence[ResultRow]) -> str:
+    """For the README: what TACG, a careful start and `auto` save on models that others trained."""
+    others = [cell for cell in cells if cell["model"] in JUDGES]
+    judges = ", ".join(f"`{name}`" for name in sorted({cell["model"] for cell in others}))
+    which = {"TACG": WHOLE, "a careful start, which follows no trajectory,": BY_STEPS, f"`{AUTO}`": AUTO}
+    saved = [f"{name} saves {_mean(others, method, goal='saved')} %" for name, method in which.items()]
+    return (
+        f"On {len(others)} tasks of models that others trained ({judges}; n = {others[0]['n']} each), compared with\n"
+        f"`{DEFAULT_BASE}` at every threshold: {', '.join(saved[:-1])}\nand {saved[-1]} of the steps at equal score "
+        "(mean and 95 % interval over tasks).\n"
     )
 
 
