@@ -30,7 +30,7 @@ from tacg.experiments.arena import (
     main_knob,
     standings,
 )
-from tacg.experiments.arena_report import frontier_table, gate_table, page_of, sections, write_arena
+from tacg.experiments.arena_report import best_table, frontier_table, gate_table, page_of, sections, write_arena
 from tacg.experiments.evaluate import evaluate
 from tacg.experiments.grid import SHAPE, Cell, Sample
 from tacg.policies import Policy, get_policy, policy_names, register, registry
@@ -160,6 +160,17 @@ def test_what_rows_say() -> None:
     assert line[-1] == "1 above, 1 below, of 2"
     newer = [row | {"seed": 1} for row in ROWS[:2]]
     assert {row["seed"] for row in standings([*ROWS, *newer])} == {1}, "problems of two seeds cannot be compared"
+
+
+def test_areas_have_intervals_where_forwards_are_known() -> None:
+    unknown = made("lookum", 0.80, 10, bypass=0.9) | {"forwards": 4000}
+    assert all("ahead" not in row for row in standings([*ROWS, unknown])), "which problem took how many?"
+    rows = standings([row for row in ROWS if row["policy"] != "lookum"])
+    best, gate = (next(row for row in rows if row["spec"] == spec) for spec in ("confidence", "tacg"))
+    assert best["ahead"] == pytest.approx(best["aup"] - gate["aup"])
+    assert gate["ahead"] == pytest.approx(-best["ahead"]), "behind the best by as much"
+    assert gate["ahead_ci"][0] <= gate["ahead"] <= gate["ahead_ci"][1]
+    assert "ahead" in best_table(rows).columns
 
 
 def test_points_are_compared_on_the_problems_that_all_have_seen() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -211,7 +212,7 @@ def cell(number: int, gain: Any, noise: float = 0.0) -> dict[str, Any]:
     gains = [dict(zip(("method", "base", "against"), each, strict=True)) | won for each in which]
     points = [
         {"method": method, "base": base, "value": place, "gained": value + place}
-        for method in ("HG only", "TILG only", "TACG") for base in BASES for place in (0.5, 0.8)
+        for method in ("HG only", "TILG only", "TACG", AUTO) for base in BASES for place in (0.5, 0.8)
     ]  # fmt: skip
     return {
         "model": f"m{number % 4}", "task": f"t{number // 4}", "split": "test", "seed": 0, "n": 9, "accuracy": 0.5,
@@ -225,18 +226,21 @@ def test_the_law_finds_the_feature_that_matters_and_its_sign_holds() -> None:
     cells = [cell(number, lambda x: 0.02 * x["early"], 0.002) for number in range(24)]
     law = law_of(cells)
     rule = law["rules"][0]
-    assert "early" in rule["gained"]["features"]
-    assert rule["gained"]["explained"] > 0.9
+    assert rule["saved"]["features"] == ["early"], "one is enough"
+    assert rule["saved"]["explained"] > 0.9
     assert all(rule["held_out"][name]["right"] >= 21 for name in ("halves", "models"))
     assert rule["settings"]["threshold"] == 0.8, "the value with the largest gain"
     best = max(law["correlations"], key=lambda each: each["rho"])
     assert (best["feature"], best["rho"] > 0.9) == ("early", True)
 
     likely = verdict({**cells[0]["features"], "early": 1.5}, law)
-    assert [each["base"] for each in likely] == list(BASES)
-    assert likely[0]["gained"] == pytest.approx(0.03, abs=0.01)
-    assert "should help" in in_words(likely, law)[0]
-    assert "Or use auto" in in_words(likely, law)[-1]
+    assert [(each["base"], each["policy"]) for each in likely[1:]] == [("eb", "tacg+eb"), ("confidence", AUTO)]
+    assert (likely[0]["gained"], likely[0]["saved"]) == pytest.approx((0.03, 0.06), abs=0.01)
+    assert "should save" in in_words(likely, law)[0]
+    assert "Auto instead of confidence should save" in in_words(likely, law)[-2]
+    tested = law["verdicts"]["halves"]
+    assert (tested["right"] >= 63, tested["of"]) == (True, 3 * 24), "three gates of each cell"
+    assert f"right in {tested['right']} of 72 with halves held out" in in_words(likely, law)[-1]
     assert "should cost" in in_words(verdict({**cells[0]["features"], "early": -1.5}, law), law)[0]
     far = verdict({**cells[0]["features"], "early": 99.0}, law)
     assert "early" in far[0]["unlike"]
@@ -246,7 +250,7 @@ def test_the_law_finds_the_feature_that_matters_and_its_sign_holds() -> None:
 def test_noise_is_no_law() -> None:
     cells = [cell(number, lambda _: 0.0, 0.02) for number in range(24)]
     rule = law_of(cells)["rules"][0]
-    assert rule["gained"]["explained"] < 0.5
+    assert rule["saved"]["features"] == [], "what fits by chance is not believed"
     assert rule["held_out"]["halves"]["right"] <= 18
     middle = dict.fromkeys(FEATURES, 0.0)
     assert "may " in in_words(verdict(middle, law_of(cells)), law_of(cells))[0]
@@ -269,9 +273,9 @@ def test_a_law_is_read_back_and_a_wrong_one_refused(tmp_path: Path) -> None:
     again = read_law(write_law(law, tmp_path / "law.json"))
     assert again == json.loads(json.dumps(law))
     middle = dict.fromkeys(FEATURES, 0.3)
-    assert predict(again["rules"][0]["gained"], middle) == predict(law["rules"][0]["gained"], middle)
+    assert predict(again["rules"][0]["saved"], middle) == predict(law["rules"][0]["saved"], middle)
     assert read_law()["needed"] == ENOUGH, "one ships"
-    (tmp_path / "law.json").write_text('{"cells": 3, "needed": 2, "auto": [], "rules": [{}]}')
+    (tmp_path / "law.json").write_text('{"cells": 3, "needed": 2, "verdicts": {}, "rules": [{}]}')
     with pytest.raises(TacgError, match=r"is not a law: `rules\[0\].method` is missing"):
         read_law(tmp_path / "law.json")
 
@@ -287,7 +291,9 @@ def test_the_report_is_drawn_from_cells(tmp_path: Path) -> None:
     assert "the trajectory adds something beyond a careful start" in text
     assert text.count("| m3 |") == 4 * 6, "four cells of each model in six tables"
     assert "Its AUP is the best of 3 decoders in 16 of 16 cells" in text
-    assert all("guess" in row for row in pictured(cells, law))
+    points = pictured(cells, law)
+    assert Counter(row["gate"] for row in points) == {"TACG": 16, AUTO: 16}
+    assert all("expected" in row for row in points)
 
 
 def test_the_readme_says_what_the_rows_say() -> None:
@@ -340,10 +346,11 @@ def test_a_verdict_on_prompts_of_ones_own(tmp_path: Path, capsys: pytest.Capture
     path = write_law(known, tmp_path / "law.json")
     diagnose(prompts=file, model="tiny", setting=["gen_length=8"], law=path, out=out, as_json=True)
     said = capsys.readouterr()
-    assert "mine: Over confidence, " in said.err
-    assert "mine: Over eb, " in said.err
+    assert "over confidence " in said.err
+    assert "over eb " in said.err
+    assert "mine: Auto instead of confidence " in said.err
     (row,) = json.loads(said.out)["rows"]
-    assert [each["base"] for each in row["verdict"]] == list(BASES)
+    assert [each["policy"] for each in row["verdict"]] == ["tacg", "tacg+eb", AUTO]
     assert {*row["auc"]["reference"].values()} == {None}, "nobody knows what is right"
     assert row["features"]["final"]["steps"] >= 1
     with pytest.raises(TacgError, match="--prompts takes the place of --task"):

@@ -8,10 +8,12 @@ from __future__ import annotations
 from statistics import mode
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tacg.engine.request import Decode, resolve
 from tacg.errors import TacgError
 from tacg.experiments.evaluate import settings_of
-from tacg.experiments.frontier import against_frontier, over_frontiers
+from tacg.experiments.frontier import against_frontier, areas, over_frontiers
 from tacg.experiments.grid import Cell
 from tacg.policies import Policy, Wrapper, get_policy, policy_names
 from tacg.policies.base import DEFAULT_BASE
@@ -117,7 +119,8 @@ def standings(rows: Iterable[ResultRow]) -> list[ResultRow]:
     quality            the accuracy, as `choose` and `front` call it
     speed              tokens per second of processor time, from the newest run of this point; None if not measured
     base               `schedule` at one token per step, with paired differences to it
-    aup                of the decoder's whole curve on this task, starting at one token per step
+    aup, ahead, ahead_ci  of the decoder's whole curve on this task, starting at one token per step, and how far that is
+                       ahead of the best other decoder's, if forwards are known problem by problem
     over, saved, gained, …  the policy under a wrapper, and the gain over its whole frontier
 
     Defaults may have been run on more problems than other points. Such a row is cut to its first problems, as many as
@@ -131,8 +134,8 @@ def standings(rows: Iterable[ResultRow]) -> list[ResultRow]:
         size = mode(sorted(row["n"] for row in here))
         mine = over_frontiers([each for row in here if (each := first_problems(row, size))], bases)
         careful = _careful(mine)
-        areas = _areas(mine, careful)
-        found += [row | {"aup": areas[row["spec"]]} | (paired(row, careful) if careful else {}) for row in mine]
+        aups = _aups(mine, careful)
+        found += [row | aups[row["spec"]] | (paired(row, careful) if careful else {}) for row in mine]
     return found
 
 
@@ -157,7 +160,7 @@ def first_problems(row: ResultRow, n: int) -> ResultRow | None:
     """
     if row["n"] == n:
         return row
-    forwards = row.get("item_forwards") or (row["item_steps"] if sum(row["item_steps"]) == row["forwards"] else None)
+    forwards = _forwards(row)
     if row["n"] < n or forwards is None:
         return None
     right, tokens = row["correct"][:n].count("1"), row["tpf_ratio"] * row["forwards"] / row["n"]
@@ -206,14 +209,34 @@ def _sample_of(row: ResultRow) -> list[Any]:
     return [*sample, row["settings"].get("cache", "auto")]
 
 
-def _areas(rows: Sequence[ResultRow], careful: ResultRow | None) -> dict[str, float]:
-    """AUP by decoder. The slowest point is that of one token per step, the best accuracy that of any decoder."""
+def _forwards(row: ResultRow) -> list[int] | None:
+    """Forwards by problem; old rows have them only if every step was one forward."""
+    return row.get("item_forwards") or (row["item_steps"] if sum(row["item_steps"]) == row["forwards"] else None)
+
+
+def _aups(rows: Sequence[ResultRow], careful: ResultRow | None) -> dict[str, ResultRow]:
+    """AUP by decoder. The slowest point is that of one token per step, the best accuracy that of any decoder.
+
+    Intervals resample problems; the best other decoder is chosen anew in each resample.
+    """
     best = 100 * max(row["accuracy"] for row in rows)
-    curves: dict[str, set[tuple[float, float]]] = {}
+    curves: dict[str, list[ResultRow]] = {}
     for row in rows:
-        curve = curves.setdefault(row["spec"], {(careful["tpf"], 100 * careful["accuracy"])} if careful else set())
-        curve.add((row["tpf"], 100 * row["accuracy"]))
-    return {spec: aup(sorted(points), best=best) for spec, points in curves.items()}
+        curves.setdefault(row["spec"], []).append(row)
+    start = {(careful["tpf"], 100 * careful["accuracy"])} if careful else set()
+    found: dict[str, ResultRow] = {
+        spec: {"aup": aup(sorted(start | {(row["tpf"], 100 * row["accuracy"]) for row in curve}), best=best)}
+        for spec, curve in curves.items()
+    }
+    known = {spec: [row | {"item_forwards": _forwards(row)} for row in curve] for spec, curve in curves.items()}
+    if careful is None or len(known) < 2 or not all(row["item_forwards"] for curve in known.values() for row in curve):
+        return found
+    drawn = areas(known, careful | {"item_forwards": _forwards(careful)})
+    for spec, mine in drawn.items():
+        ahead = mine - np.max([area for other, area in drawn.items() if other != spec], axis=0)
+        low, high = np.quantile(ahead[1:], [0.025, 0.975])
+        found[spec] |= {"ahead": float(ahead[0]), "ahead_ci": [float(low), float(high)]}
+    return found
 
 
 def best_points(rows: Sequence[ResultRow], give: float) -> list[ResultRow]:

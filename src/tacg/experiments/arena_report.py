@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tacg.experiments.arena import CAREFUL, GATE, against_default, best_points
 from tacg.files import write_file
 from tacg.policies.base import DEFAULT_BASE
-from tacg.records.tables import Section, Table, accuracy, change, gain, provenance
+from tacg.records.tables import Section, Table, accuracy, change, estimate, gain, provenance
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +28,11 @@ DEFAULTS = """- **Defaults.** Every decoder with its default knobs, the most acc
 BEST = """- **Which decoder?** The best setting of each decoder: the fewest forwards among those at most {give:g} points
   below the best accuracy of all decoders. Decoders that never reach that follow, each with its most accurate setting.
   Settings were chosen on the same problems that they are shown on, so the top of the table is slightly optimistic;
-  `tacg recommend` chooses on other problems. AUP: the area under accuracy over TPF of the whole curve (d3LLM). This
-  table and those below use only the first problems, as many as most settings were run on."""
+  `tacg recommend` chooses on other problems. AUP: the area under accuracy over TPF of the whole curve (d3LLM).
+  "Ahead": that of the decoder minus that of the best other one, if it is known problem by problem; an interval that
+  contains zero means neither clearly ahead nor clearly behind. A decoder of which more values were measured has a
+  larger area by construction. This table and those below use only the first problems, as many as most settings were
+  run on."""
 FRONTIERS = """- **Against every threshold.** What these settings gain over `{base}` at *every* threshold, with straight
   lines between the measured ones: steps saved at equal accuracy and points of accuracy gained at equal steps, then the
   same for computed positions. The last two columns are the fair ones for decoders that look ahead in branches or shadow
@@ -87,7 +90,7 @@ def _problems(rows: Sequence[ResultRow]) -> str:
 def _costs(title: str, rows: Sequence[ResultRow], *, with_change: bool) -> Table:
     """Accuracy and what it costs. The column of auxiliary forwards appears only if a decoder has any."""
     second = any(row["auxiliary_forwards"] for row in rows)
-    area = all("aup" in row for row in rows)
+    area, ahead = (all(name in row for row in rows) for name in ("aup", "ahead"))
     lines = [
         (
             row["spec"], point(row), accuracy(row), *[change(row, "accuracy", 100)] * with_change,
@@ -95,12 +98,13 @@ def _costs(title: str, rows: Sequence[ResultRow], *, with_change: bool) -> Table
             *[f"{row['auxiliary_forwards'] / row['n']:.1f}"] * second, f"{row['positions'] / row['n']:.0f}",
             f"{row['tokens_per_position']:.4f}", f"{row['speed']:.0f}" if row["speed"] else "",
             *([f"{row['aup']:.0f}"] if area else []),
+            *([estimate(row["ahead"], *row["ahead_ci"], "+.0f")] if ahead else []),
         )
         for row in rows
     ]  # fmt: skip
     columns = (
         "decoder", "setting", "accuracy %", *["Δ accuracy"] * with_change, "steps", "TPF", "forwards",
-        *["auxiliary"] * second, "positions", "tokens/position", "tokens/s", *["AUP"] * area,
+        *["auxiliary"] * second, "positions", "tokens/position", "tokens/s", *["AUP"] * area, *["ahead"] * ahead,
     )  # fmt: skip
     return Table(title, columns, tuple(lines))
 

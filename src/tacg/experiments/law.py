@@ -187,7 +187,7 @@ def _record(rows: Sequence[ResultRow]) -> ResultRow | None:
     every = [row for curve in curves.values() for row in curve]
     best = [
         {"method": method, "base": base, "value": value, "gained": _gain([row], curves[FRONTIER, base])["gained"]}
-        for (method, base), mine in points.items() if method in PARTS for value, row in mine.items()
+        for (method, base), mine in points.items() if method in (*PARTS, AUTO) for value, row in mine.items()
     ]  # fmt: skip
     return {
         **{name: every[0][name] for name in ("model", "weights", "task", "split", "seed", "n", "dtype")},

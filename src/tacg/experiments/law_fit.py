@@ -1,5 +1,8 @@
-"""The law: a rule of one or two features that predicts what a gate gains, how well it does on held-out cells, and what
-it predicts for a model. It fits into a small JSON file, which is part of the package (law.json)."""
+"""The law: rules that predict what gates save, how well they do on held-out cells, and what they say of a model.
+
+A rule is a mean, plus one or two features if these clearly predict better. It fits into a small JSON file, which is
+part of the package (law.json).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import numpy as np
 from tacg.errors import TacgError
 from tacg.experiments.ablate import PARTS
 from tacg.experiments.diagnose import FEATURES
-from tacg.experiments.law import AUTO, BASES, gain_of, mean_over
+from tacg.experiments.law import AUTO, BASES, gain_of
 from tacg.files import read_json, write_file
 from tacg.policies import get_policy
 from tacg.policies.base import DEFAULT_BASE
@@ -34,14 +37,14 @@ if TYPE_CHECKING:
 
 ENOUGH = 12  # minimum number of cells: with fewer, a rule of two features would fit anything
 ANSWERED = 0.05  # score that some threshold must reach: if nothing is right, nothing can be gained
-GOALS = ("gained", "saved")  # the first one chooses the features
+GOALS = ("saved", "gained")  # the first one chooses features and gates, and has a sign
 FIT = {
     "features": [str], "centre": [Number()], "scale": [Number()], "weights": [Number()], "bias": Number(),
     "spread": Number(0), "low": [Number()], "high": [Number()],
 }  # fmt: skip
 # The shape of a law.
 SHAPE = {
-    "cells": COUNT, "needed": COUNT, "auto": [Number()],
+    "cells": COUNT, "needed": COUNT, "verdicts": dict,
     "rules": [{"method": str, "base": str, "policy": str, "settings": dict, "held_out": dict, "gained": FIT,
                "saved": FIT}],
 }  # fmt: skip
@@ -51,20 +54,20 @@ def law_of(cells: Sequence[ResultRow]) -> dict[str, Any]:
     """Correlations, rules and how they did on held-out cells; no rules if there are too few cells."""
     usable = [cell for cell in cells if cell["score"] >= ANSWERED]
     names = [name for name in FEATURES if all(cell["features"][name] is not None for cell in usable)]
-    gates = [(method, base) for base in BASES for method in PARTS]
+    gates = [*((method, base) for base in BASES for method in PARTS), (AUTO, DEFAULT_BASE)]
     enough = len(usable) >= ENOUGH and names
+    rules = [_rule(usable, names, *gate) for gate in gates] if enough else []
     return {
         "version": __version__, "cells": len(usable), "needed": ENOUGH, "unanswered": len(cells) - len(usable),
         "models": sorted({cell["model"] for cell in usable}), "tasks": sorted({cell["task"] for cell in usable}),
-        "auto": [*mean_over(usable, "saved", AUTO)] if enough else [],
         "correlations": [each for gate in gates for each in _correlations(usable, names, *gate)] if enough else [],
-        "rules": [_rule(usable, names, *gate) for gate in gates] if enough else [],
+        "rules": rules, "verdicts": _verdicts(usable, rules),
     }  # fmt: skip
 
 
 def _correlations(cells: Sequence[ResultRow], names: Sequence[str], method: str, base: str) -> list[dict[str, Any]]:
     """Spearman's rho of each feature that varies with the gain, over cells."""
-    gains = [gain_of(cell, method, base)["gained"] for cell in cells]
+    gains = [gain_of(cell, method, base)[GOALS[0]] for cell in cells]
     found = []
     for name in names:
         values = [cell["features"][name] for cell in cells]
@@ -79,21 +82,62 @@ def _rule(cells: Sequence[ResultRow], names: Sequence[str], method: str, base: s
     """The gate with its knobs, the fit for each goal, and how often its sign was right on held-out cells."""
     gains = {goal: np.array([gain_of(cell, method, base)[goal] for cell in cells]) for goal in GOALS}
     chosen = choose_features(cells, names, gains[GOALS[0]])
-    halves = [place % 2 for place in range(len(cells))]
-    apart: dict[str, Sequence[Any]] = {"halves": halves, "models": [cell["model"] for cell in cells]}
-    clear = [not low <= 0 <= high for low, high in (gain_of(cell, method, base)["gained_ci"] for cell in cells)]
     held_out = {}
-    for name, folds in apart.items():
-        if len({*folds}) > 1:
-            guesses = held_out_guesses(cells, names, gains[GOALS[0]], folds)
-            right = (guesses > 0) == (gains[GOALS[0]] > 0)
-            held_out[name] = {"right": int(right.sum()), "of": len(cells), "guesses": guesses.tolist()}
-            held_out[name] |= {"clear_right": int(right[clear].sum()), "clear_of": sum(clear)}
+    for name, folds in _folds(cells).items():
+        guesses = held_out_guesses(cells, names, gains[GOALS[0]], folds)
+        clear = _clear(cells, method, base)
+        held_out[name] = {"guesses": guesses.tolist(), **_signs(guesses, gains[GOALS[0]], clear)}
+    label = AUTO if method == AUTO else get_policy(f"tacg+{base}").label
+    knob = get_policy(AUTO if method == AUTO else base).frontier[0]  # type: ignore[index]
     return {
-        "method": method, "base": base, "policy": get_policy(f"tacg+{base}").label, "held_out": held_out,
-        "settings": {**PARTS[method], get_policy(base).frontier[0]: best_value(cells, method, base)},  # type: ignore[index]
+        "method": method, "base": base, "policy": label, "held_out": held_out,
+        "settings": {**PARTS.get(method, {}), knob: best_value(cells, method, base)},
         **{goal: fit(cells, chosen, gains[goal]) for goal in GOALS},
     }  # fmt: skip
+
+
+def _folds(cells: Sequence[ResultRow]) -> dict[str, list[Any]]:
+    """What is held out together: every other cell, or all cells of a model."""
+    folds = {"halves": [place % 2 for place in range(len(cells))], "models": [cell["model"] for cell in cells]}
+    return {name: each for name, each in folds.items() if len({*each}) > 1}
+
+
+def _clear(cells: Sequence[ResultRow], method: str, base: str) -> Array:
+    """bool [cells]: where the interval of the gain does not contain zero."""
+    edges = (gain_of(cell, method, base)[f"{GOALS[0]}_ci"] for cell in cells)
+    return np.array([not low <= 0 <= high for low, high in edges])
+
+
+def _signs(guesses: Array, gains: Array, clear: Array) -> dict[str, int]:
+    """How many signs were right, and how many of those of clear gains."""
+    right = (guesses > 0) == (gains > 0)
+    counts = {"right": right.sum(), "of": len(gains), "clear_right": right[clear].sum(), "clear_of": clear.sum()}
+    return {name: int(count) for name, count in counts.items()}
+
+
+def _verdicts(cells: Sequence[ResultRow], rules: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `verdict` would have said of each held-out cell: how many signs of the gates that it names were right."""
+    found: dict[str, Any] = {}
+    for name in _folds(cells) if rules else {}:
+        for rivals in _rivals(rules):
+            guesses = np.array([rule["held_out"][name]["guesses"] for rule in rivals])
+            gains = np.array([[gain_of(cell, *_gate(rule))[GOALS[0]] for cell in cells] for rule in rivals])
+            clear = np.array([_clear(cells, *_gate(rule)) for rule in rivals])
+            chosen = guesses.argmax(axis=0), np.arange(len(cells))
+            counts = _signs(guesses[chosen], gains[chosen], clear[chosen])
+            mine = found.setdefault(name, dict.fromkeys(counts, 0))
+            found[name] = {each: mine[each] + count for each, count in counts.items()}
+    return found
+
+
+def _rivals(rules: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Rules of which a verdict names one: the gates over one base, and `auto` alone."""
+    kinds = dict.fromkeys((rule["base"], rule["method"] == AUTO) for rule in rules)
+    return [[rule for rule in rules if (rule["base"], rule["method"] == AUTO) == kind] for kind in kinds]
+
+
+def _gate(rule: Mapping[str, Any]) -> tuple[str, str]:
+    return rule["method"], rule["base"]
 
 
 def best_value(cells: Sequence[ResultRow], method: str, base: str) -> Any:
@@ -107,19 +151,18 @@ def best_value(cells: Sequence[ResultRow], method: str, base: str) -> Any:
 
 
 def _design(cells: Sequence[ResultRow], features: Sequence[str]) -> Array:
-    return np.array([[cell["features"][name] for name in features] for cell in cells], dtype=np.float64)
+    values = [[cell["features"][name] for name in features] for cell in cells]
+    return np.array(values, dtype=np.float64).reshape(len(cells), len(features))
 
 
 def fit(cells: Sequence[ResultRow], features: Sequence[str], gains: Array) -> dict[str, Any]:
-    """Least squares, standardised features. `spread` and `explained` are leave-one-out figures."""
+    """Least squares, standardised features; without any, the mean. `spread` and `explained` are leave-one-out."""
     values = _design(cells, features)
     centre, scale = values.mean(axis=0), values.std(axis=0)
     scale = np.where(scale > 0, scale, 1.0)
     board = np.hstack([np.ones((len(cells), 1)), (values - centre) / scale])
     inverse = np.linalg.pinv(board)
-    weights = inverse @ gains
-    leverage = np.einsum("ij,ji->i", board, inverse)
-    missed = (gains - board @ weights) / np.maximum(1 - leverage, 1e-6)
+    weights, missed = inverse @ gains, _missed(board, inverse, gains)
     plain = (gains - gains.mean()) * len(gains) / max(len(gains) - 1, 1)
     return {
         "features": list(features), "centre": centre.tolist(), "scale": scale.tolist(), "bias": float(weights[0]),
@@ -129,11 +172,31 @@ def fit(cells: Sequence[ResultRow], features: Sequence[str], gains: Array) -> di
     }  # fmt: skip
 
 
+def _missed(board: Array, inverse: Array, gains: Array) -> Array:
+    """By how much each cell is missed by a rule that is fitted on all others."""
+    leverage = np.einsum("ij,ji->i", board, inverse)
+    return (gains - board @ inverse @ gains) / np.maximum(1 - leverage, 1e-6)
+
+
 def choose_features(cells: Sequence[ResultRow], names: Sequence[str], gains: Array) -> list[str]:
-    """The one or two features whose rule has the smallest leave-one-out error."""
-    known: list[tuple[str, ...]] = [subset for size in (1, 2) for subset in itertools.combinations(names, size)]
-    best = min(known, key=lambda subset: fit(cells, subset, gains)["spread"])
-    return list(best)
+    """At most two features: as few as possible with a leave-one-out error within one standard error of the smallest.
+
+    With a dozen cells, the smallest error alone prefers features that fit by chance: its signs on held-out cells were
+    worse than those of the plain mean.
+    """
+    known: list[tuple[str, ...]] = [subset for size in range(3) for subset in itertools.combinations(names, size)]
+    errors = {}
+    for subset in known:
+        values = _design(cells, subset)
+        scale = values.std(axis=0)
+        board = np.hstack([np.ones((len(cells), 1)), (values - values.mean(axis=0)) / np.where(scale > 0, scale, 1.0)])
+        errors[subset] = _missed(board, np.linalg.pinv(board), gains) ** 2
+    best = min(errors.values(), key=lambda each: float(each.mean()))
+    limit = best.mean() + best.std() / len(cells) ** 0.5
+    size = min(len(subset) for subset, each in errors.items() if each.mean() <= limit)
+    return list(
+        min((subset for subset in known if len(subset) == size), key=lambda subset: float(errors[subset].mean()))
+    )
 
 
 def held_out_guesses(cells: Sequence[ResultRow], names: Sequence[str], gains: Array, folds: Sequence[Any]) -> Array:
@@ -179,11 +242,10 @@ def write_law(law: Mapping[str, Any], path: Path) -> Path:
 
 
 def verdict(features: Mapping[str, float | None], law: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each base, the gate with the largest predicted gain: gains with 95 % intervals, knobs, and past accuracy."""
+    """For each base, the gate that should save most, and `auto`: gains with 95 % intervals, knobs, past accuracy."""
     found = []
-    for base in dict.fromkeys(rule["base"] for rule in law["rules"]):
-        rules = [rule for rule in law["rules"] if rule["base"] == base]
-        rule = max(rules, key=lambda rule: predict(rule[GOALS[0]], features))
+    for rivals in _rivals(law["rules"]):
+        rule = max(rivals, key=lambda rule: predict(rule[GOALS[0]], features))
         facts = {name: rule[name] for name in ("method", "base", "policy", "settings")}
         for goal in GOALS:
             expected, reach = predict(rule[goal], features), Z95 * rule[goal]["spread"]
@@ -209,24 +271,22 @@ def in_words(found: Sequence[Mapping[str, Any]], law: Mapping[str, Any]) -> list
             f"No verdict: the law was fitted on {law['cells']} cells (models x tasks), and {law['needed']} are needed. "
             "`tacg law` measures them; `--law FILE` takes its law.json."
         ]
-    saved, low, high = (100 * each for each in law["auto"])
-    ours = f"Or use {AUTO}, which follows the trajectory in another way: on the {law['cells']} cells of the law it "
-    ours += f"saved {estimate(saved, low, high)} % of the steps of {DEFAULT_BASE} at equal score."
-    return [*(_sentence(each) for each in found), ours]
+    tested = [
+        f"{each['right']} of {each['of']} with {name} held out ({each['clear_right']} of {each['clear_of']} clear ones)"
+        for name, each in law["verdicts"].items()
+    ]
+    sure = f"On the {law['cells']} cells of the law, the signs of such verdicts were right in {' and '.join(tested)}."
+    return [*(_sentence(each) for each in found), *([sure] if tested else [])]
 
 
 def _sentence(each: Mapping[str, Any]) -> str:
-    low, high = each["gained_ci"]
-    head = "should help" if low > 0 else "should cost" if high < 0 else "may help" if each["gained"] > 0 else "may cost"
+    low, high = each[f"{GOALS[0]}_ci"]
+    likely = "may save" if each[GOALS[0]] > 0 else "may cost"
+    head = "should save" if low > 0 else "should cost" if high < 0 else likely
     knobs = " ".join(f"{name}={value}" for name, value in each["settings"].items())
-    said = f"Over {each['base']}, {each['method']} {head}: expect {_percent(each, 'gained')} points of score "
-    said += f"at equal steps, and {_percent(each, 'saved')} % of the steps saved at equal score. "
-    said += f"Knobs: {each['policy']} with {knobs}."
-    for name, of in (("halves", "of cells held out"), ("models", "held-out cells")):
-        if name in each["held_out"]:
-            one = each["held_out"][name]
-            said += f" Its sign was right on {one['right']} of {one['of']} {of}"
-            said += f" ({one['clear_right']} of {one['clear_of']} with a clear gain)."
+    which = f"{AUTO} instead of {each['base']}" if each["method"] == AUTO else f"{each['method']} over {each['base']}"
+    said = f"{which[0].upper()}{which[1:]} {head} steps: expect {_percent(each, 'saved')} % fewer at equal score, or "
+    said += f"{_percent(each, 'gained')} points of score at equal steps. Knobs: {each['policy']} with {knobs}."
     if each["unlike"]:
         said += f" Outside the range of all cells of the law: {', '.join(FEATURES[name] for name in each['unlike'])}."
     return said

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 MARKS = ("<!-- on judges: make decoder-pages -->", "<!-- end of on judges -->")
 # What the tables of gains show, by the field of a gain.
 GOALS = {
-    "gained": "score gained at equal steps, points",
     "saved": "steps saved at equal score, %",
+    "gained": "score gained at equal steps, points",
     "accuracy_gained": "accuracy gained at equal steps, points",
 }
+GOAL = "saved"  # what the law is about
 WORDS = f"""When does the trajectory help? A cell is a model on a task. In each, TACG (the paper's knobs), its History
 Gate alone and temporal support alone (TILG) are compared with the whole frontier of their base: `{DEFAULT_BASE}` at
 every threshold, `{BASES[1]}` at every bound, with straight lines between the measured ones. A gain is the mean over the
@@ -165,24 +166,32 @@ def said(law: Mapping[str, Any]) -> str:
     left = f" {law['unanswered']} more do not count, because hardly any answer was right." if law["unanswered"] else ""
     if not law["rules"]:
         return f"There is no law yet: it takes {needed} cells, and {count} {'is' if count == 1 else 'are'} there.{left}"
+    tested = ", ".join(
+        f"{each['right']} of {each['of']} with {name} held out ({each['clear_right']} of {each['clear_of']} where the "
+        "gain is clear)"
+        for name, each in law["verdicts"].items()
+    )
     lines = [
-        f"A rule of one or two features for each gate, chosen and fitted by how well it predicts the gain of {count} "
-        f"cells. Its sign is tested on cells that neither the choice nor the fit had seen.{left}\n"
+        "The law predicts what a gate saves: steps at equal score, in percent of those of its base. A rule is the mean "
+        f"over {count} cells, plus one or two features if these predict clearly better. It is tested on cells that "
+        f"neither choice nor fit had seen. `tacg diagnose` names the gate with the best prediction over each base, and "
+        f"`{AUTO}`; on held-out cells the signs of these predictions were right in {tested}.{left}\n"
     ]
     for rule in law["rules"]:
-        fit = rule["gained"]
+        fit = rule[GOAL]
         terms = zip(fit["features"], fit["weights"], strict=True)
-        formula = " ".join([f"{100 * fit['bias']:+.2f}", *(f"{100 * weight:+.2f} {name}" for name, weight in terms)])
-        tested = "; ".join(
-            f"{each['right']} of {each['of']} signs right with {name} held out, {each['clear_right']} of "
-            f"{each['clear_of']} where the gain is clear"
+        formula = " ".join([f"{100 * fit['bias']:+.1f}", *(f"{100 * weight:+.1f} {name}" for name, weight in terms)])
+        units = " (features in standard deviations)" * bool(fit["features"])
+        signs = "; ".join(
+            f"{each['right']} of {each['of']} signs right with {name} held out"
             for name, each in rule["held_out"].items()
         )
-        lines.append(
-            f"- {rule['method']} over {rule['base']}: gain = {formula} points, features in standard deviations; it "
-            f"explains {100 * fit['explained']:.0f} % of the variance of cells that it was not fitted to. {tested}."
-        )
+        lines.append(f"- {_gate_name(rule)}: {formula} %{units}. {signs}.")
     return "\n".join(lines)
+
+
+def _gate_name(gate: Mapping[str, Any]) -> str:
+    return f"{gate['method']} over {gate['base']}"
 
 
 # --- tables and plot ----------------------------------------------------------------------------------------------
@@ -233,14 +242,13 @@ def feature_tables(cells: Sequence[ResultRow]) -> list[Table]:
 
 def correlation_table(law: Mapping[str, Any]) -> Table:
     """Spearman's rho with its interval, one line per feature."""
-    gates = list(dict.fromkeys((each["method"], each["base"]) for each in law["correlations"]))
-    known = {(each["feature"], each["method"], each["base"]): each for each in law["correlations"]}
+    gates = list(dict.fromkeys(_gate_name(each) for each in law["correlations"]))
+    known = {(each["feature"], _gate_name(each)): each for each in law["correlations"]}
     lines = []
     for name in dict.fromkeys(each["feature"] for each in law["correlations"]):
-        mine = [known.get((name, *gate)) for gate in gates]
+        mine = [known.get((name, gate)) for gate in gates]
         lines.append((name, *("" if each is None else _rho(each) for each in mine)))
-    columns = ("feature", *(f"{method} over {base}" for method, base in gates))
-    return Table("rank correlation with the score gained, over cells", columns, tuple(lines))
+    return Table("rank correlation with the steps saved, over cells", ("feature", *gates), tuple(lines))
 
 
 def _rho(each: Mapping[str, Any]) -> str:
@@ -249,20 +257,17 @@ def _rho(each: Mapping[str, Any]) -> str:
 
 
 def pictured(cells: Sequence[ResultRow], law: Mapping[str, Any]) -> list[ResultRow]:
-    """The cells of TACG over the default base, against the feature that correlates most with the gain."""
-    mine = [each for each in law["correlations"] if (each["method"], each["base"]) == (WHOLE, DEFAULT_BASE)]
-    feature = max(mine, key=lambda each: abs(each["rho"]))["feature"] if mine else "steps"
-    rule = next((each for each in law["rules"] if (each["method"], each["base"]) == (WHOLE, DEFAULT_BASE)), None)
-    axis = FEATURES[feature].replace("`", "")
+    """What TACG over the default base and `auto` save in each cell, over the steps that a block takes."""
+    axis = FEATURES["steps"].replace("`", "")
     found = []
-    for cell in cells:
-        won, value = gain_of(cell, WHOLE), cell["features"][feature]
-        facts = {"model": cell["model"], "gate": f"{WHOLE} over {DEFAULT_BASE}", "feature": axis, "value": value}
-        found.append(facts | {"gain": won["gained"], "gain_ci": won["gained_ci"]})
-    if rule is not None and "halves" in rule["held_out"] and len(found) == len(rule["held_out"]["halves"]["guesses"]):
-        for row, guess in zip(found, rule["held_out"]["halves"]["guesses"], strict=True):
-            row["guess"] = guess
-    return [row for row in found if row["value"] is not None]
+    for method in (WHOLE, AUTO):
+        rule = next((each for each in law["rules"] if (each["method"], each["base"]) == (method, DEFAULT_BASE)), None)
+        for cell in cells:
+            won = gain_of(cell, method)
+            facts = {"model": cell["model"], "gate": method, "feature": axis, "value": cell["features"]["steps"]}
+            facts |= {"gain": won[GOAL], "gain_ci": won[f"{GOAL}_ci"]}
+            found.append(facts | ({"expected": rule[GOAL]["bias"]} if rule else {}))
+    return found
 
 
 def _cell_name(cell: ResultRow) -> tuple[str, str]:

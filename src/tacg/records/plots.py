@@ -132,27 +132,25 @@ def draw_match(rows: Sequence[ResultRow], path: Path, target: str = "final") -> 
 
 @styled
 def draw_law(rows: Sequence[ResultRow], path: Path) -> Path:
-    """One point per cell: the gain of a gate over a feature, and over the prediction of a rule fitted on other cells.
+    """One panel per gate, one point per cell: the steps that it saves over a feature. A line at the mean over cells.
 
-    rows  cells with `gain` and its interval, `feature` and `value`; `guess` where there is a rule
+    rows  cells with `gate`, `gain` and its interval, `feature` and `value`; `expected` where there is a rule
     """
-    guessed = all("guess" in row for row in rows)
-    figure, panels = panels_of(["feature", *["guess"] * guessed])
+    figure, panels = panels_of(list(dict.fromkeys(row["gate"] for row in rows)))
     style = styles(row["model"] for row in rows)
-    for what, panel in panels:
+    for gate, panel in panels:
+        cells = [row for row in rows if row["gate"] == gate]
         for model, look in style.items():
-            mine = [row for row in rows if row["model"] == model]
-            xs = [row["value"] if what == "feature" else 100 * row["guess"] for row in mine]
+            mine = [row for row in cells if row["model"] == model]
             ys = [100 * row["gain"] for row in mine]
             low = [max(0.0, y - 100 * row["gain_ci"][0]) for y, row in zip(ys, mine, strict=True)]
             high = [max(0.0, 100 * row["gain_ci"][1] - y) for y, row in zip(ys, mine, strict=True)]
-            panel.errorbar(xs, ys, yerr=[low, high], linestyle="", **look, label=model)
+            panel.errorbar([row["value"] for row in mine], ys, yerr=[low, high], linestyle="", **look, label=model)
         panel.axhline(0, color="#999", linewidth=0.8)
-        label = rows[0]["feature"] if what == "feature" else "predicted by a rule from other cells, points"
-        panel.set(xlabel=label, ylabel="score gained at equal steps, points")
-        if what == "guess":
-            panel.axvline(0, color="#999", linewidth=0.8)
-    return save(figure, panels, path, f"{rows[0]['gate']}, {len(rows)} cells, 95 % intervals")
+        if "expected" in cells[0]:
+            panel.axhline(100 * cells[0]["expected"], color="#999", linewidth=0.8, linestyle="--")
+        panel.set(title=gate, xlabel=cells[0]["feature"], ylabel="steps saved at equal score, %")
+    return save(figure, panels, path, f"{len(rows) // len(panels)} cells, 95 % intervals; dashed: mean")
 
 
 @styled
