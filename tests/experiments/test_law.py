@@ -284,12 +284,14 @@ def test_the_report_is_drawn_from_cells(tmp_path: Path) -> None:
     cells = [cell(number, lambda x: 0.02 * x["early"] + 0.05) for number in range(16)]
     law = law_of(cells)
     write_report(cells, law, tmp_path / "law.md", tmp_path / "law" / "law.png", waiting=2)
-    text = (tmp_path / "law.md").read_text(encoding="utf-8")
+    text, details = ((tmp_path / name).read_text(encoding="utf-8") for name in ("law.md", "law/cells.md"))
     assert "![law](law/law.png)" in text
+    assert "(law/cells.md)" in text
+    assert "(../law.md)" in details
     assert "Incomplete cells, not shown: 2" in text
     assert "over 16 cells" in text
     assert "the trajectory adds something beyond a careful start" in text
-    assert text.count("| m3 |") == 4 * 6, "four cells of each model in six tables"
+    assert (text.count("| m3 |"), details.count("| m3 |")) == (4, 4 * 5), "four cells of each model in six tables"
     assert "Its AUP is the best of 3 decoders in 16 of 16 cells" in text
     points = pictured(cells, law)
     assert Counter(row["gate"] for row in points) == {"TACG": 16, AUTO: 16}

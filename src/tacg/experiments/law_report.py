@@ -40,6 +40,7 @@ points, and steps at equal score, in percent. The score of an answer is the shar
 cells of a sudoku, unit tests; a story is right or wrong. It varies less than accuracy (whole answers), which is shown
 beside it. Intervals of a cell resample problems, those of a mean over cells resample cells. Drawn from rows by
 `tacg law`; nothing is typed by hand."""
+BEHIND = "What `tacg law` measured, one line per model and task. Drawn from rows; nothing is typed by hand."
 CONTROLS = f"""Controls do part of what a gate does, without a trajectory. There are three: a high threshold for the
 first two steps of a block; a threshold that falls with the share still masked; and `{DEFAULT_BASE}` with commits held
 back at random, at the rate at which the History Gate held them back in that cell. "Against careful starts" compares
@@ -60,21 +61,39 @@ def write_report(
     if points := pictured(cells, law):
         with contextlib.suppress(TacgError):  # without matplotlib there are still the tables
             pictures.append(draw_law(points, picture))
-    words = WORDS + (f" Incomplete cells, not shown: {waiting}." if waiting else "")
-    parts = [part.markdown(report) for part in sections(cells, law, pictures)]
-    write_file(report, "\n".join([f"# When does the trajectory help?\n\n{words}\n", *parts]))
+    left = f" Incomplete cells, not shown: {waiting}." if waiting else ""
+    details = picture.with_name("cells.md")
+    words = f"{WORDS}{left} [Every cell]({picture.parent.name}/{details.name}) has all gains, controls and features."
+    for title, said, file, parts in (
+        ("When does the trajectory help?", words, report, sections(cells, law, pictures)),
+        (
+            "Every cell of the law",
+            f"{BEHIND} The [report](../{report.name}) says what follows.",
+            details,
+            behind(cells, law),
+        ),
+    ):
+        write_file(file, "\n".join([f"# {title}\n\n{said}\n", *(part.markdown(file) for part in parts)]))
 
 
 def sections(cells: Sequence[ResultRow], law: Mapping[str, Any], pictures: Sequence[Path] = ()) -> list[Section]:
-    """What the trajectory adds, the law, and the cells behind both."""
+    """What the trajectory adds, the law with its plot, and how `auto` does."""
     note = provenance(cells)
-    meanings = "\n".join(f"- {name}: {meaning}" for name, meaning in FEATURES.items())
     return [
         Section("What the trajectory adds", adds(cells), [], (), note),
-        Section("The law", said(law), [correlation_table(law)] if law["rules"] else [], pictures, note),
+        Section("The law", said(law), [], pictures, note),
         Section("A default that wins?", f"{wins(cells)}\n\n{OURS}", [auto_table(cells)], (), note),
+    ]
+
+
+def behind(cells: Sequence[ResultRow], law: Mapping[str, Any]) -> list[Section]:
+    """All figures that the report is computed from."""
+    note = provenance(cells)
+    meanings = "\n".join(f"- {name}: {meaning}" for name, meaning in FEATURES.items())
+    correlations = [correlation_table(law)] if law["rules"] else []
+    return [
         Section("Gains", CONTROLS, [gain_table(cells, goal) for goal in GOALS], (), note),
-        Section("Features", meanings, feature_tables(cells), (), note),
+        Section("Features", meanings, [*feature_tables(cells), *correlations], (), note),
     ]
 
 
