@@ -201,7 +201,7 @@ def test_gains_by_score_and_areas() -> None:
 def cell(number: int, gain: Any, noise: float = 0.0) -> dict[str, Any]:
     """A cell of four models whose gain over every base is a function of `early`; all else is noise."""
     rng = np.random.default_rng(number)
-    numbers = {name: float(rng.normal()) for name in FEATURES}
+    numbers = {name: float(rng.normal()) for name in FEATURES} | {"steps": float(rng.uniform(3, 12))}
     value = gain(numbers) + noise * float(rng.normal())
     won = {"saved": 2 * value, "saved_ci": [0.0, 0.0], "gained": value, "gained_ci": [value - 0.01, value + 0.01]}
     won |= {f"accuracy_{name}": amount for name, amount in won.items()}
@@ -242,6 +242,7 @@ def test_the_law_finds_the_feature_that_matters_and_its_sign_holds() -> None:
     assert (tested["right"] >= 63, tested["of"]) == (True, 3 * 24), "three gates of each cell"
     assert f"right in {tested['right']} of 72 with halves held out" in in_words(likely, law)[-1]
     assert "should cost" in in_words(verdict({**cells[0]["features"], "early": -1.5}, law), law)[0]
+    assert "No verdict: confidence finishes" in in_words(verdict({**cells[0]["features"], "steps": 1.6}, law), law)[0]
     far = verdict({**cells[0]["features"], "early": 99.0}, law)
     assert "early" in far[0]["unlike"]
     assert "Outside the range of all cells" in in_words(far, law)[0]
@@ -252,16 +253,17 @@ def test_noise_is_no_law() -> None:
     rule = law_of(cells)["rules"][0]
     assert rule["saved"]["features"] == [], "what fits by chance is not believed"
     assert rule["held_out"]["halves"]["right"] <= 18
-    middle = dict.fromkeys(FEATURES, 0.0)
+    middle = dict.fromkeys(FEATURES, 0.0) | {"steps": 6.0}
     assert "may " in in_words(verdict(middle, law_of(cells)), law_of(cells))[0]
 
 
 def test_too_few_cells_are_said_to_be() -> None:
     cells = [cell(number, lambda x: x["early"]) for number in range(ENOUGH)]
     cells[0]["score"] = 0.01  # nothing is right there, so nothing can be gained
+    cells[1]["features"]["steps"] = 1.6  # nor can anything be saved there
     law = law_of(cells)
-    assert (law["cells"], law["unanswered"], law["rules"]) == (ENOUGH - 1, 1, [])
-    assert f"and {ENOUGH - 1} are there. 1 more" in said(law)
+    assert (law["cells"], law["unanswered"], law["short"], law["rules"]) == (ENOUGH - 2, 1, 1, [])
+    assert f"and {ENOUGH - 2} are there. 1 more" in said(law)
     assert "No verdict" in in_words(verdict({}, law), law)[0]
     assert adds([]) == "No cell is finished yet."
     assert "is open" in adds(cells[:2])
@@ -272,10 +274,10 @@ def test_a_law_is_read_back_and_a_wrong_one_refused(tmp_path: Path) -> None:
     law = law_of([cell(number, lambda x: 0.02 * x["early"]) for number in range(16)])
     again = read_law(write_law(law, tmp_path / "law.json"))
     assert again == json.loads(json.dumps(law))
-    middle = dict.fromkeys(FEATURES, 0.3)
+    middle = dict.fromkeys(FEATURES, 0.3) | {"steps": 6.0}
     assert predict(again["rules"][0]["saved"], middle) == predict(law["rules"][0]["saved"], middle)
     assert read_law()["needed"] == ENOUGH, "one ships"
-    (tmp_path / "law.json").write_text('{"cells": 3, "needed": 2, "verdicts": {}, "rules": [{}]}')
+    (tmp_path / "law.json").write_text('{"cells": 3, "needed": 2, "room": 3, "verdicts": {}, "rules": [{}]}')
     with pytest.raises(TacgError, match=r"is not a law: `rules\[0\].method` is missing"):
         read_law(tmp_path / "law.json")
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
     Array = NDArray[np.float64]
 
-ENOUGH = 12  # minimum number of cells: with fewer, a rule of two features would fit anything
+ENOUGH = 9  # minimum number of cells: fewer say little about models that were not measured
+ROOM = 3.0  # steps per block that confidence must take: where two are enough, all decoders lie on one curve
 ANSWERED = 0.05  # score that some threshold must reach: if nothing is right, nothing can be gained
 GOALS = ("saved", "gained")  # the first one chooses features and gates, and has a sign
 FIT = {
@@ -44,7 +45,7 @@ FIT = {
 }  # fmt: skip
 # The shape of a law.
 SHAPE = {
-    "cells": COUNT, "needed": COUNT, "verdicts": dict,
+    "cells": COUNT, "needed": COUNT, "room": Number(0), "verdicts": dict,
     "rules": [{"method": str, "base": str, "policy": str, "settings": dict, "held_out": dict, "gained": FIT,
                "saved": FIT}],
 }  # fmt: skip
@@ -52,13 +53,15 @@ SHAPE = {
 
 def law_of(cells: Sequence[ResultRow]) -> dict[str, Any]:
     """Correlations, rules and how they did on held-out cells; no rules if there are too few cells."""
-    usable = [cell for cell in cells if cell["score"] >= ANSWERED]
+    answered = [cell for cell in cells if cell["score"] >= ANSWERED]
+    usable = [cell for cell in answered if cell["features"]["steps"] >= ROOM]
     names = [name for name in FEATURES if all(cell["features"][name] is not None for cell in usable)]
     gates = [*((method, base) for base in BASES for method in PARTS), (AUTO, DEFAULT_BASE)]
     enough = len(usable) >= ENOUGH and names
     rules = [_rule(usable, names, *gate) for gate in gates] if enough else []
     return {
-        "version": __version__, "cells": len(usable), "needed": ENOUGH, "unanswered": len(cells) - len(usable),
+        "version": __version__, "cells": len(usable), "needed": ENOUGH, "unanswered": len(cells) - len(answered),
+        "room": ROOM, "short": len(answered) - len(usable),
         "models": sorted({cell["model"] for cell in usable}), "tasks": sorted({cell["task"] for cell in usable}),
         "correlations": [each for gate in gates for each in _correlations(usable, names, *gate)] if enough else [],
         "rules": rules, "verdicts": _verdicts(usable, rules),
@@ -242,8 +245,13 @@ def write_law(law: Mapping[str, Any], path: Path) -> Path:
 
 
 def verdict(features: Mapping[str, float | None], law: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each base, the gate that should save most, and `auto`: gains with 95 % intervals, knobs, past accuracy."""
-    found = []
+    """For each base, the gate that should save most, and `auto`: gains with 95 % intervals, knobs, past accuracy.
+
+    Nothing where blocks are done in so few steps that nothing can be saved.
+    """
+    steps, found = features.get("steps"), list[dict[str, Any]]()
+    if steps is not None and steps < law["room"]:
+        return found
     for rivals in _rivals(law["rules"]):
         rule = max(rivals, key=lambda rule: predict(rule[GOALS[0]], features))
         facts = {name: rule[name] for name in ("method", "base", "policy", "settings")}
@@ -270,6 +278,11 @@ def in_words(found: Sequence[Mapping[str, Any]], law: Mapping[str, Any]) -> list
         return [
             f"No verdict: the law was fitted on {law['cells']} cells (models x tasks), and {law['needed']} are needed. "
             "`tacg law` measures them; `--law FILE` takes its law.json."
+        ]
+    if not found:
+        return [
+            f"No verdict: {DEFAULT_BASE} finishes a block in fewer than {law['room']:g} steps here, so there is hardly "
+            "anything to save, and a gate may only add steps."
         ]
     tested = [
         f"{each['right']} of {each['of']} with {name} held out ({each['clear_right']} of {each['clear_of']} clear ones)"

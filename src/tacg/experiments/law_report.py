@@ -182,7 +182,8 @@ def _plural(count: int, word: str) -> str:
 def said(law: Mapping[str, Any]) -> str:
     """The rule of each gate and how it did on held-out cells; or that there are too few cells."""
     count, needed = law["cells"], law["needed"]
-    left = f" {law['unanswered']} more do not count, because hardly any answer was right." if law["unanswered"] else ""
+    reasons = {"unanswered": "hardly any answer was right", "short": f"a block takes fewer than {law['room']:g} steps"}
+    left = "".join(f" {law[name]} more do not count, because {why}." for name, why in reasons.items() if law[name])
     if not law["rules"]:
         return f"There is no law yet: it takes {needed} cells, and {count} {'is' if count == 1 else 'are'} there.{left}"
     tested = ", ".join(
