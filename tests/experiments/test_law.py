@@ -295,6 +295,7 @@ def test_the_report_is_drawn_from_cells(tmp_path: Path) -> None:
     assert "the trajectory adds something beyond a careful start" in text
     assert (text.count("| m3 |"), details.count("| m3 |")) == (4, 4 * 5), "four cells of each model in six tables"
     assert "Its AUP is the best of 3 decoders in 16 of 16 cells" in text
+    assert "within its interval of the best in 16, and clearly behind in 0" in text
     points = pictured(cells, law)
     assert Counter(row["gate"] for row in points) == {"TACG": 16, AUTO: 16}
     assert all("expected" in row for row in points)

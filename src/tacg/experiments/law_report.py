@@ -17,6 +17,7 @@ from tacg.policies.base import DEFAULT_BASE
 from tacg.policies.pages import between
 from tacg.records.plots import draw_law
 from tacg.records.tables import Section, Table, estimate, gain, provenance
+from tacg.tasks import task_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -147,15 +148,22 @@ def wins(cells: Sequence[ResultRow]) -> str:
     if not cells:
         return "No cell is finished yet."
     right = [cell for cell in cells if cell["accuracy"] >= ANSWERED]  # AUP is about whole answers
-    best, behind = sum(cell["ahead"] >= 0 for cell in right), sum(cell["ahead_ci"][1] < 0 for cell in right)
+    unseen = [cell for cell in right if not _chosen_on(cell)]
+    tied = sum(cell["ahead_ci"][1] >= 0 for cell in unseen)
     saved = {goal: _mean(cells, AUTO, goal=goal) for goal in ("saved", "accuracy_saved")}
     return (
         f"At equal score, `{AUTO}` saves {saved['saved']} % of the steps of `{DEFAULT_BASE}` (at equal accuracy "
         f"{saved['accuracy_saved']} %) and {_mean(cells, AUTO, DEFAULT_BASE, BASES[1], goal='saved')} % of those of "
-        f"`{BASES[1]}`. Its AUP is the best of {len(right[0]['aup']) if right else 0} decoders in {best} of "
-        f"{len(right)} {_plural(len(right), 'cell')} in which whole answers are right, and clearly behind the best "
-        f"in {behind}."
+        f"`{BASES[1]}`. Its AUP is the best of {len(right[0]['aup']) if right else 0} decoders in "
+        f"{sum(cell['ahead'] >= 0 for cell in right)} of {len(right)} {_plural(len(right), 'cell')} in which whole "
+        f"answers are right. In the {len(unseen)} of these that played no part in choosing it, it is the best or within "
+        f"its interval of the best in {tied}, and clearly behind in {len(unseen) - tied}."
     )
+
+
+def _chosen_on(cell: ResultRow) -> bool:
+    """Whether `auto` was chosen on the model and the task, if with other problems."""
+    return cell["task"] in task_names() or (cell["model"], cell["task"]) == ("rxnmapper", "reactions")
 
 
 def _judged(found: tuple[float, float, float], few: str, what: str, than: str) -> str:
