@@ -52,7 +52,7 @@ def write_arena(points: Sequence[ResultRow], at_defaults: Sequence[ResultRow], r
     names = {"give": 100 * GIVE, "careful": CAREFUL, "base": DEFAULT_BASE, "gate": GATE}
     tables = "\n".join(part.format(**names) for part in (DEFAULTS, BEST, FRONTIERS, OVER, POINTS))
     parts = [each.markdown(report) for each in sections(points, at_defaults)]
-    write_file(report, "\n".join([f"# The arena\n\n{WORDS}\n\n{tables}\n", *parts]))
+    write_file(report, "\n".join([f"# The arena on {points[0]['model']}\n\n{WORDS}\n\n{tables}\n", *parts]))
     write_file(page, page_of(points))
 
 
