@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tacg.errors import TacgError, unknown
+from tacg.scan.compiled import kernel
 from tacg.scan.histories import add_credit, looked_back, sharpened
 from tacg.scan.reference import from_others, lowest, wide_dtype
 from tacg.types import BY_ENGINE, CONTRASTED, LOOKING_BACK, Signals, but_not, reads_are_free
@@ -23,21 +24,27 @@ if TYPE_CHECKING:
     from tacg.scan.memory import Memory
     from tacg.types import Needs
 
-BACKENDS = ("auto", "cpu", "triton", "reference")
+BACKENDS = ("auto", "native", "cpu", "triton", "reference")
 
 
 @functools.cache
 def backend_for(name: str, where: torch.device, dtype: torch.dtype, kind: str) -> Any:
-    """The module that scans: as requested, or Triton on a GPU that has it, and the plain one on other devices.
+    """The module that scans: as requested, or the fused kernel of this device, if it can.
 
-    Triton keeps only the EMA of logits; a memory of hidden states is updated with plain operations.
+    Triton keeps only the EMA of logits; a memory of hidden states is updated with plain operations. The native kernel
+    keeps only that in float32.
     """
     device, wide = where.type, dtype == torch.float64
+    compiles = device == "cpu" and not wide and kind == "fp32"
     if name not in BACKENDS:
         raise unknown("scan", name, BACKENDS)
     if name == "auto":
         usable = device == "cuda" and not wide and kind != "hidden" and importlib.util.find_spec("triton") is not None
-        name = "triton" if usable else "cpu" if device == "cpu" else "reference"
+        on_cpu = "native" if compiles and kernel()[0] is not None else "cpu"
+        name = "triton" if usable else on_cpu if device == "cpu" else "reference"
+    if name == "native" and not (compiles and kernel()[0] is not None):
+        why = kernel()[1] if compiles else f"got {dtype} on {where}, memory {kind}"
+        raise TacgError(f"`scan` native needs a C compiler, and logits of at most 32 bits on a CPU ({why}): use auto.")
     if name == "cpu" and device != "cpu":
         raise TacgError(f"`scan` cpu needs logits on the CPU, got {where}: use auto.")
     if name == "triton" and (wide or kind == "hidden"):
@@ -105,6 +112,7 @@ class StepScan:
         if self.fused:
             asked = self.slots, self.first, self.wanted, proposal, needs, memory
             self.found = self.backend.scan(self.logits, self.rows, *asked)
+            self.sound = self.found.pop("sound", False)
         else:
             self.found = self._read(proposal)
             self._mark_unusable()

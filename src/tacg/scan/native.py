@@ -1,0 +1,68 @@
+"""The scan on a CPU in C: one pass over the vocabulary measures everything. `compiled.py` compiles `native.c`.
+
+A position depends on nothing but itself. So threads share the positions, and results do not depend on their number.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tacg.scan.compiled import kernel
+from tacg.scan.fused import SCALARS, by_name
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tacg.scan.memory import Memory
+    from tacg.types import Needs
+
+WORTHWHILE = 1 << 19  # logits that keep a thread busy for long enough to be worth waking it, about 1 ms
+
+
+def scan(
+    logits: Tensor, rows: Tensor | None, slots: Tensor, first: Tensor, wanted: Tensor, proposal: Tensor | None,
+    needs: Needs, memory: Memory,
+) -> dict[str, Any]:  # fmt: skip
+    """token, peak, confidence and everything in `needs`, [P] each; updates the history of wanted positions.
+
+    rows   int64 [P], which of the logits [N, V] belong to the positions; None: all of them, in order
+    sound  in the result: whether all logits are usable
+    """
+    run, _ = kernel()
+    assert run is not None
+    if logits.stride(1) != 1 or logits.dtype not in (torch.float32, torch.bfloat16):
+        logits = logits.float().contiguous()
+    count, size, contrast = len(slots), logits.shape[1], needs.contrast
+    detailed = "entropy" in needs or "kl" in needs
+    reference = None if contrast is None else memory.store("reference", logits)
+    previous = memory.store("previous", logits) if "kl" in needs else None
+    w, beta = (contrast.w, contrast.beta) if contrast else (0.0, 0.0)
+    token, scalars = torch.empty(count, dtype=torch.int64), torch.empty(len(SCALARS), count)
+    tensors = [each if each is None else each.contiguous() for each in (rows, slots, first, wanted, proposal)]
+    arguments = (
+        logits.data_ptr(), logits.stride(0), logits.dtype == torch.bfloat16, detailed, size,
+        *(each if each is None else each.data_ptr() for each in (*tensors, reference, previous)),
+        memory.norm.data_ptr(), w, beta, token.data_ptr(), scalars.data_ptr(), count,
+    )  # fmt: skip
+    parts = min(count, count * size // WORTHWHILE, torch.get_num_threads())
+    if parts < 2:
+        unusable = run(*arguments, 0, count)
+    else:
+        edges = [count * part // parts for part in range(parts + 1)]
+        helpers = [_helpers(parts - 1).submit(run, *arguments, *edges[part : part + 2]) for part in range(1, parts)]
+        unusable = run(*arguments, *edges[:2]) + sum(helper.result() for helper in helpers)
+    return by_name(token, scalars, needs) | {"sound": not unusable}
+
+
+@functools.cache
+def _helpers(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="tacg-scan")
+
+
+if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
+    os.register_at_fork(after_in_child=_helpers.cache_clear)
