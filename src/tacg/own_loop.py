@@ -132,12 +132,13 @@ def refuse_unusable(scan: StepScan) -> None:
     """Raise if any logits are unusable (NaN, +inf or only -inf), naming row and position."""
     if scan.sound:
         return
-    unusable = scan.found["confidence"].isnan() & scan.wanted
+    found = scan.at_places
+    unusable = found["confidence"].isnan() & scan.wanted
     if not bool(unusable.any()):
         return
     width = scan.memory.width
     bad = [(slot // width, slot % width) for slot in scan.slots[unusable].tolist()]
-    value = float(scan.found["peak"][unusable][0])
+    value = float(found["peak"][unusable][0])
     what = "only -inf" if value <= lowest(scan.logits.dtype) else str(value)
     raise LogitsError(
         f"Logits of row {bad[0][0]}, position {bad[0][1]} hold {what} ({len(bad)} such position(s) in this step). "

@@ -205,7 +205,7 @@ def test_tiles_equal_the_readable_scan(dtype: torch.dtype, vocabulary: int, kind
             observed = torch.zeros(12, dtype=torch.bool).index_fill(0, slots, True).view(2, 6)
             step = memory.scan(z, EVERYTHING, observed, places=slots, rows=slots, proposal=proposal, backend=name)
             both = step.contrast(torch.arange(len(slots)), CONTRASTED)
-            told.append({**step.found, **both, "first": step.first})
+            told.append({**step.at_places, **both, "first": step.first})
             memory.follow(step, observed & (torch.arange(12).view(2, 6) != 4))
         for name, values in told[0].items():
             if values.dtype.is_floating_point:

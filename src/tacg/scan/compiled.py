@@ -46,7 +46,7 @@ def kernel() -> tuple[Callable[..., int] | None, str]:
     number, address, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
     found.restype = number
     found.argtypes = [
-        address, number, ctypes.c_int, ctypes.c_int, number, *[address] * 8, real, real, address, address,
+        address, number, ctypes.c_int, ctypes.c_int, number, *[address] * 9, real, real, address, address,
         number, number, number,
     ]  # fmt: skip
     return found, " ".join(compiler)

@@ -19,7 +19,7 @@ SCALARS = (
 
 
 def by_name(token: Tensor, scalars: Tensor, needs: Needs) -> dict[str, Tensor]:
-    """token int64 [P], and of the scalars, float32 [11, P] in the order of `SCALARS`, what was asked for."""
+    """token int64 […], and of the scalars, float32 [11, …] in the order of `SCALARS`, what was asked for."""
     contrast, asked = needs.contrast, needs.names | {"peak", "confidence"}
     found = {"token": token} | {name: scalars[i] for i, name in enumerate(SCALARS) if name in asked}
     if contrast is not None and contrast.fine:

@@ -137,27 +137,26 @@ static double share_of_others(const struct mass *mass) {
 
 /* Scan positions from `start` to `stop`, and return how many of them have unusable logits (NaN, +inf, only -inf).
 
-rows       which of the logits belong to the positions (NULL: all, in order); narrow: they are bfloat16
-slots      where each position's history is; first: whether it has none yet; wanted: whether to read it (NULL: all)
-proposal   tokens, or NULL for the argmax
-reference  EMA of the logits, or NULL; previous: logits of the last step, or NULL, and `norm`, their log-sum-exp
-token, scalars   the results: [count] and [11, count] */
-int64_t tacg_scan(const void *logits, int64_t stride, int narrow, int detailed, int64_t size, const int64_t *rows, const int64_t *slots,
-               const uint8_t *first, const uint8_t *wanted, const int64_t *proposal, float *reference, float *previous,
-               float *norm, float w, float beta, int64_t *token, float *scalars, int64_t count, int64_t start, int64_t stop) {
+narrow           the logits are bfloat16; detailed: measure entropy, and divergence if there is `previous`
+places           where a position is on boards of `count` places
+rows, slots      which of the logits belong to it, and where its history is (NULL: as listed; at its place)
+first, observed  boards: whether it has no history yet, and whether to read it at all
+proposal         its token (NULL: the argmax)
+reference        EMA of the logits, or NULL; previous: logits of the last step, or NULL, and `norm`, their log-sum-exp
+token, scalars   the results, at the places that are observed: [count] and [11, count] */
+int64_t tacg_scan(const void *logits, int64_t stride, int narrow, int detailed, int64_t size, const int64_t *places,
+                  const int64_t *rows, const int64_t *slots, const uint8_t *first, const uint8_t *observed,
+                  const int64_t *proposal, float *reference, float *previous, float *norm, float w, float beta,
+                  int64_t *token, float *scalars, int64_t count, int64_t start, int64_t stop) {
     float z[CHUNK], ref[CHUNK], out[CHUNK], before[CHUNK] = {0};
     int64_t unusable = 0;
     for (int64_t p = start; p < stop; p++) {
-        float *result = scalars + p;
-        if (wanted && !wanted[p]) {
-            for (int name = 0; name <= OTHERS; name++) result[name * count] = 0.0f;
-            result[REFERENCE_OTHERS * count] = result[READOUT_OTHERS * count] = 1.0f;
-            token[p] = -1;
-            continue;
-        }
-        const float *wide = (const float *)logits + (rows ? rows[p] : p) * stride;
-        const uint16_t *half = (const uint16_t *)logits + (rows ? rows[p] : p) * stride;
-        int begins = first[p];
+        const int64_t place = places ? places[p] : p, slot = slots ? slots[p] : place, row = rows ? rows[p] : p;
+        if (!observed[place]) continue;
+        const float *wide = (const float *)logits + row * stride;
+        const uint16_t *half = (const uint16_t *)logits + row * stride;
+        float *result = scalars + place;
+        int begins = first[place];
         struct mass now = EMPTY, past = EMPTY, readout = EMPTY;
         float second = NOTHING;
         int64_t best = proposal ? proposal[p] : 0;
@@ -174,7 +173,7 @@ int64_t tacg_scan(const void *logits, int64_t stride, int narrow, int detailed, 
                 top = value > top ? value : top;
             }
             if (reference) {
-                float *kept = reference + slots[p] * size + at, decay = begins ? 0.0f : beta, rest = 1.0f - decay;
+                float *kept = reference + slot * size + at, decay = begins ? 0.0f : beta, rest = 1.0f - decay;
                 if (begins) memcpy(kept, z, n * sizeof *z);
 #pragma omp simd reduction(max : top_past, top_readout)
                 for (int64_t i = 0; i < n; i++) {
@@ -187,7 +186,7 @@ int64_t tacg_scan(const void *logits, int64_t stride, int narrow, int detailed, 
                 }
             }
             if (previous) {
-                float *kept = previous + slots[p] * size + at, last = begins ? INFINITY : norm[slots[p]], deepest = DEEPEST;
+                float *kept = previous + slot * size + at, last = begins ? INFINITY : norm[slot], deepest = DEEPEST;
                 if (begins) memcpy(kept, z, n * sizeof *z);
 #pragma omp simd
                 for (int64_t i = 0; i < n; i++) {
@@ -224,7 +223,7 @@ int64_t tacg_scan(const void *logits, int64_t stride, int narrow, int detailed, 
         int usable = total == total && now.peak > LOWEST && now.peak < INFINITY;
         double entropy = log(total) - now.moment / total, divergence = -entropy - now.cross / total;
         second = second < LOWEST ? LOWEST : second;
-        token[p] = best;
+        token[place] = best;
         result[PEAK * count] = total == total || now.peak == INFINITY ? (float)now.peak : NAN;
         result[CONFIDENCE * count] = usable ? (float)(own / total) : NAN;
         result[MARGIN * count] = (float)((1.0 - exp(second - now.peak)) / total);
@@ -236,7 +235,7 @@ int64_t tacg_scan(const void *logits, int64_t stride, int narrow, int detailed, 
         result[OTHERS * count] = (float)(others / total);
         result[REFERENCE_OTHERS * count] = (float)share_of_others(&past);
         result[READOUT_OTHERS * count] = (float)share_of_others(&readout);
-        if (previous) norm[slots[p]] = (float)(now.peak + log(total));
+        if (previous) norm[slot] = (float)(now.peak + log(total));
         unusable += !usable;
     }
     return unusable;

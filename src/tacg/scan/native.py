@@ -8,12 +8,13 @@ from __future__ import annotations
 import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from tacg.scan.compiled import kernel
 from tacg.scan.fused import SCALARS, by_name
+from tacg.types import CONTRASTED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 WORTHWHILE = 1 << 19  # logits that keep a thread busy for long enough to be worth waking it, about 1 ms
 
 
-def scan(
-    logits: Tensor, rows: Tensor | None, slots: Tensor, first: Tensor, wanted: Tensor, proposal: Tensor | None,
-    needs: Needs, memory: Memory,
-) -> dict[str, Any]:  # fmt: skip
-    """token, peak, confidence and everything in `needs`, [P] each; updates the history of wanted positions.
+def scan_boards(
+    logits: Tensor, rows: Tensor | None, places: Tensor | None, slots: Tensor, first: Tensor, observed: Tensor,
+    proposal: Tensor | None, needs: Needs, memory: Memory,
+) -> tuple[dict[str, Tensor], bool]:  # fmt: skip
+    """token, peak, confidence and everything in `needs`, [R, L] each, and whether all logits are usable.
 
-    rows   int64 [P], which of the logits [N, V] belong to the positions; None: all of them, in order
-    sound  in the result: whether all logits are usable
+    Also updates the history of the observed positions. For rows, places and slots see `StepScan`; first and observed
+    are bool [R, L].
     """
     run, _ = kernel()
     assert run is not None
@@ -42,12 +43,12 @@ def scan(
     reference = None if contrast is None else memory.store("reference", logits)
     previous = memory.store("previous", logits) if "kl" in needs else None
     w, beta = (contrast.w, contrast.beta) if contrast else (0.0, 0.0)
-    token, scalars = torch.empty(count, dtype=torch.int64), torch.empty(len(SCALARS), count)
-    tensors = [each if each is None else each.contiguous() for each in (rows, slots, first, wanted, proposal)]
+    token, scalars = torch.full(observed.shape, -1), torch.zeros(len(SCALARS), *observed.shape)
+    given = [each if each is None else each.contiguous() for each in (places, rows, slots, first, observed, proposal)]
     arguments = (
         logits.data_ptr(), logits.stride(0), logits.dtype == torch.bfloat16, detailed, size,
-        *(each if each is None else each.data_ptr() for each in (*tensors, reference, previous)),
-        memory.norm.data_ptr(), w, beta, token.data_ptr(), scalars.data_ptr(), count,
+        *(each if each is None else each.data_ptr() for each in (*given, reference, previous)),
+        memory.norm.data_ptr(), w, beta, token.data_ptr(), scalars.data_ptr(), observed.numel(),
     )  # fmt: skip
     parts = min(count, count * size // WORTHWHILE, torch.get_num_threads())
     if parts < 2:
@@ -56,7 +57,10 @@ def scan(
         edges = [count * part // parts for part in range(parts + 1)]
         helpers = [_helpers(parts - 1).submit(run, *arguments, *edges[part : part + 2]) for part in range(1, parts)]
         unusable = run(*arguments, *edges[:2]) + sum(helper.result() for helper in helpers)
-    return by_name(token, scalars, needs) | {"sound": not unusable}
+    found = by_name(token, scalars, needs)
+    if contrast is not None and contrast.fine:  # where nothing is observed, there are no others either
+        found |= {name: found[name] * observed for name in CONTRASTED if name in found}
+    return found, not unusable
 
 
 @functools.cache

@@ -84,6 +84,7 @@ class StepScan:
 
     found     token (int64), confidence (NaN where logits are unusable), peak and other requested signals, [P] each; the
               contrast only if it was computed anyway
+    boards    the same where the backend writes boards, [R, L] each; `found` then has only the rest
 
     The contrast can be requested until `follow` is called, once the step is decided.
     """
@@ -97,22 +98,26 @@ class StepScan:
         self.observed, self.exact, self.places, self.rows = observed, exact, places, rows
         self.slots = slots if slots is not None else self._everywhere() if places is None else places
         self.first_board = but_not(observed, seen)
-        self.anew = not reads_are_free(observed) or bool(self.first_board.any())  # whether any trajectory begins
         self.sound = False  # whether it is known that all logits are usable
         self.hidden = hidden if memory.kind == "hidden" else None
         self.made: tuple[Tensor, Tensor] | None = None  # positions int64 [C], ascending, and their past logits [C, V]
         self.backend = backend_for(backend, logits.device, logits.dtype, memory.kind)
-        self.fused = hasattr(self.backend, "scan")
+        self.writes_boards = hasattr(self.backend, "scan_boards")
+        self.fused = self.writes_boards or hasattr(self.backend, "scan")
         self.undo = _decay_to_undo(self.backend, needs, memory)
+        self.boards: dict[str, Tensor] = {}
         if not len(self.slots):
             self.found = _nothing(logits, needs)
             return
         if needs.credit is not None:
             add_credit(self, needs.credit)
-        if self.fused:
+        if self.writes_boards:
+            where = self.places, self.slots, self.first_board, observed
+            self.boards, self.sound = self.backend.scan_boards(self.logits, self.rows, *where, proposal, needs, memory)
+            self.found = {}
+        elif self.fused:
             asked = self.slots, self.first, self.wanted, proposal, needs, memory
             self.found = self.backend.scan(self.logits, self.rows, *asked)
-            self.sound = self.found.pop("sound", False)
         else:
             self.found = self._read(proposal)
             self._mark_unusable()
@@ -120,6 +125,16 @@ class StepScan:
             self.found |= looked_back(self)
         if "sharp" in needs:
             self.found["sharp"] = sharpened(self.logits, self.rows).masked_fill(~self.wanted, 0.0)
+
+    @functools.cached_property
+    def anew(self) -> bool:
+        """Whether any trajectory begins, as far as that is known without asking a device."""
+        return not reads_are_free(self.observed) or bool(self.first_board.any())
+
+    @property
+    def at_places(self) -> dict[str, Tensor]:
+        """Everything that was found, [P] each."""
+        return {name: self._at_places(board) for name, board in self.boards.items()} | self.found
 
     @property
     def first(self) -> Tensor:
@@ -158,12 +173,14 @@ class StepScan:
         Rows with unusable logits have no eligible positions. The contrast is measured where a policy requests it, or
         everywhere if `eager`.
         """
+        measured = dict(self.boards)
+        token, _ = measured.pop("token", None), measured.pop("peak", None)
         names = [name for name in self.found if name not in ("token", "peak")]
         if len(names) == 1:
-            measured = {names[0]: self.spread(self.found[names[0]])}
-        else:
+            measured[names[0]] = self.spread(self.found[names[0]])
+        elif names:
             boards = self.spread(torch.stack([self.found[name] for name in names]))
-            measured = dict(zip(names, boards.unbind(), strict=True))
+            measured |= dict(zip(names, boards.unbind(), strict=True))
         if not self.sound:
             eligible = but_not(eligible, measured["confidence"].isnan().any(dim=1, keepdim=True))
         lazy = self.needs.contrast is not None and not self.fused
@@ -173,7 +190,7 @@ class StepScan:
             observed=self.observed,
             eligible=eligible,
             first=self.first_board,
-            token=self.spread(self.found["token"], -1),
+            token=self.spread(self.found["token"], -1) if token is None else token,
             confidence=measured.pop("confidence"),
             measured={**measured, **more.pop("measured", {})},
             measure=self._measure if lazy and not eager else None,
