@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 SOURCE = Path(__file__).with_name("native.c")
 # Sums may be taken in the order that suits vectors (omp simd), but NaN and infinities keep their meaning.
@@ -30,8 +30,8 @@ PATIENCE = 60  # seconds for a compiler; it takes about one
 
 
 @functools.cache
-def kernel() -> tuple[Callable[..., int] | None, str]:
-    """`tacg_scan` of native.c, and where it comes from; or None, and why."""
+def kernel() -> tuple[ctypes.CDLL | None, str]:
+    """native.c, compiled, and by what; or None, and why."""
     if os.environ.get("TACG_NATIVE") == "0":
         return None, "TACG_NATIVE=0"
     try:
@@ -40,15 +40,16 @@ def kernel() -> tuple[Callable[..., int] | None, str]:
             library = folder / f"scan-{_fingerprint(compiler)}.so"
             if not library.exists():
                 _compile(compiler, library)
-            found = ctypes.CDLL(str(library)).tacg_scan
-    except (OSError, AttributeError, subprocess.SubprocessError) as error:
+            found = ctypes.CDLL(str(library))
+    except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
         return None, " ".join(str(error).split())[:200]
     number, address, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
-    found.restype = number
-    found.argtypes = [
+    found.tacg_scan.restype = number
+    found.tacg_scan.argtypes = [
         address, number, ctypes.c_int, ctypes.c_int, number, *[address] * 9, real, real, address, address,
         number, number, number,
     ]  # fmt: skip
+    found.tacg_blank.argtypes = [address, address, number]
     return found, " ".join(compiler)
 
 

@@ -135,6 +135,12 @@ static double share_of_others(const struct mass *mass) {
     return mass->others / (exp(mass->own - mass->peak) + mass->others);
 }
 
+/* Write what stands where nothing is observed: token -1, no probability, and of the last two scalars everything. */
+void tacg_blank(int64_t *token, float *scalars, int64_t count) {
+    for (int64_t i = 0; i < count; i++) token[i] = -1;
+    for (int64_t i = 0; i < (READOUT_OTHERS + 1) * count; i++) scalars[i] = i < REFERENCE_OTHERS * count ? 0.0f : 1.0f;
+}
+
 /* Scan positions from `start` to `stop`, and return how many of them have unusable logits (NaN, +inf, only -inf).
 
 narrow           the logits are bfloat16; detailed: measure entropy, and divergence if there is `previous`

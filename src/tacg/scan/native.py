@@ -14,7 +14,6 @@ import torch
 
 from tacg.scan.compiled import kernel
 from tacg.scan.fused import SCALARS, by_name
-from tacg.types import CONTRASTED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,8 +33,9 @@ def scan_boards(
     Also updates the history of the observed positions. For rows, places and slots see `StepScan`; first and observed
     are bool [R, L].
     """
-    run, _ = kernel()
-    assert run is not None
+    library, _ = kernel()
+    assert library is not None
+    run = library.tacg_scan
     if logits.stride(1) != 1 or logits.dtype not in (torch.float32, torch.bfloat16):
         logits = logits.float().contiguous()
     count, size, contrast = len(slots), logits.shape[1], needs.contrast
@@ -43,7 +43,8 @@ def scan_boards(
     reference = None if contrast is None else memory.store("reference", logits)
     previous = memory.store("previous", logits) if "kl" in needs else None
     w, beta = (contrast.w, contrast.beta) if contrast else (0.0, 0.0)
-    token, scalars = torch.full(observed.shape, -1), torch.zeros(len(SCALARS), *observed.shape)
+    token, scalars = torch.empty(observed.shape, dtype=torch.int64), torch.empty(len(SCALARS), *observed.shape)
+    library.tacg_blank(token.data_ptr(), scalars.data_ptr(), observed.numel())
     given = [each if each is None else each.contiguous() for each in (places, rows, slots, first, observed, proposal)]
     arguments = (
         logits.data_ptr(), logits.stride(0), logits.dtype == torch.bfloat16, detailed, size,
@@ -57,10 +58,7 @@ def scan_boards(
         edges = [count * part // parts for part in range(parts + 1)]
         helpers = [_helpers(parts - 1).submit(run, *arguments, *edges[part : part + 2]) for part in range(1, parts)]
         unusable = run(*arguments, *edges[:2]) + sum(helper.result() for helper in helpers)
-    found = by_name(token, scalars, needs)
-    if contrast is not None and contrast.fine:  # where nothing is observed, there are no others either
-        found |= {name: found[name] * observed for name in CONTRASTED if name in found}
-    return found, not unusable
+    return by_name(token, scalars, needs), not unusable
 
 
 @functools.cache
