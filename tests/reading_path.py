@@ -1,7 +1,7 @@
 """What one decode goes through: `python -m tests.reading_path` decodes a prompt by `tacg` with the built-in model.
 
 Prints, as JSON, every file of the package in which it enters a function: the lines of the functions entered, with their
-signatures and docstrings, and the lines of the whole file. What is run by importing is not counted, nor are loading and compiling.
+signatures and docstrings, and the lines of the whole file. Importing, loading and compiling are not counted.
 """
 
 from __future__ import annotations
