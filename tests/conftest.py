@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 
 import tacg
 from tacg.models.tiny import write_checkpoint
+from tacg.scan import step_scan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +39,15 @@ def llm() -> tacg.LLM:
 def checkpoint(tmp_path: Path) -> Path:
     """A checkpoint directory that a test may damage."""
     return write_checkpoint(tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def _without_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Scan as on a machine that has no C compiler."""
+    monkeypatch.setattr(step_scan, "kernel", lambda: (None, "no C compiler"))
+    step_scan.backend_for.cache_clear()
+    yield
+    step_scan.backend_for.cache_clear()
 
 
 @pytest.fixture

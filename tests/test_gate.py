@@ -51,6 +51,7 @@ def test_variants_of_the_released_code() -> None:
     assert promoted(young.replace(k_ratio=2.0)) == [0, 1]
 
 
+@pytest.mark.usefixtures("_without_compiler")
 def test_what_support_cannot_decide_is_not_measured() -> None:
     """One promotion, ten candidates that gain a little: when the reference is known, two are left in the contest."""
     config = GateConfig(tau_floor=0.3, m_extra=1, k_extra=1, support_lambda=0.3, w=1.0)

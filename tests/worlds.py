@@ -88,7 +88,7 @@ def scan(
     observed.view(-1)[places] = True
     step = trajectories.scan(logits, needs, observed, places=places, proposal=proposal, backend=backend)
     refuse_unusable(step)
-    found = {**step.found, "first": step.first}
+    found = {**step.at_places, "first": step.first}
     if needs.contrast is not None and not step.fused:
         everywhere = torch.arange(len(places))
         found |= step.contrast(everywhere, [name for name in CONTRASTED if name in needs])

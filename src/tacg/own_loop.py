@@ -52,8 +52,9 @@ def commit_step(
     mask        bool [B, L], positions that are still masked; only these are read
     base_gate   bool [B, L], or a function of `Signals` that returns it. The function may have an attribute
                 `needs` (a `Needs`) to request more than margin and entropy, for example `Needs("kl")`.
-    everywhere  measure support and readiness at every masked position. By default they are measured only where they
-                can change a decision, which is much faster on a CPU; elsewhere support is 0 and readiness = confidence
+    everywhere  measure support and readiness at every masked position, also where that takes long. By default a CPU
+                without the native kernel measures them only where they can change a decision; elsewhere support is 0
+                and readiness = confidence
 
     If `base_gate` raises or the logits are unusable, the trajectory starts over.
 
@@ -132,12 +133,13 @@ def refuse_unusable(scan: StepScan) -> None:
     """Raise if any logits are unusable (NaN, +inf or only -inf), naming row and position."""
     if scan.sound:
         return
-    unusable = scan.found["confidence"].isnan() & scan.wanted
+    found = scan.at_places
+    unusable = found["confidence"].isnan() & scan.wanted
     if not bool(unusable.any()):
         return
     width = scan.memory.width
     bad = [(slot // width, slot % width) for slot in scan.slots[unusable].tolist()]
-    value = float(scan.found["peak"][unusable][0])
+    value = float(found["peak"][unusable][0])
     what = "only -inf" if value <= lowest(scan.logits.dtype) else str(value)
     raise LogitsError(
         f"Logits of row {bad[0][0]}, position {bad[0][1]} hold {what} ({len(bad)} such position(s) in this step). "

@@ -115,7 +115,7 @@ def test_any_number_of_parts_equals_the_reference(
                 step = memory.scan(
                     logits, needs, observed, places=places, proposal=proposal, backend=name, **given_rows
                 )
-                found[name] = dict(step.found)
+                found[name] = dict(step.at_places)
                 if contrast is not None and not step.fused:
                     every = torch.arange(len(places))
                     found[name] |= step.contrast(every, ("reference", "readout"))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tacg.errors import TacgError, unknown
+from tacg.scan.compiled import kernel
 from tacg.scan.histories import add_credit, looked_back, sharpened
 from tacg.scan.reference import from_others, lowest, wide_dtype
 from tacg.types import BY_ENGINE, CONTRASTED, LOOKING_BACK, Signals, but_not, reads_are_free
@@ -23,21 +24,27 @@ if TYPE_CHECKING:
     from tacg.scan.memory import Memory
     from tacg.types import Needs
 
-BACKENDS = ("auto", "cpu", "triton", "reference")
+BACKENDS = ("auto", "native", "cpu", "triton", "reference")
 
 
 @functools.cache
 def backend_for(name: str, where: torch.device, dtype: torch.dtype, kind: str) -> Any:
-    """The module that scans: as requested, or Triton on a GPU that has it, and the plain one on other devices.
+    """The module that scans: as requested, or the fused kernel of this device, if it can.
 
-    Triton keeps only the EMA of logits; a memory of hidden states is updated with plain operations.
+    Triton keeps only the EMA of logits; a memory of hidden states is updated with plain operations. The native kernel
+    keeps only that in float32.
     """
     device, wide = where.type, dtype == torch.float64
+    compiles = device == "cpu" and not wide and kind == "fp32"
     if name not in BACKENDS:
         raise unknown("scan", name, BACKENDS)
     if name == "auto":
         usable = device == "cuda" and not wide and kind != "hidden" and importlib.util.find_spec("triton") is not None
-        name = "triton" if usable else "cpu" if device == "cpu" else "reference"
+        on_cpu = "native" if compiles and kernel()[0] is not None else "cpu"
+        name = "triton" if usable else on_cpu if device == "cpu" else "reference"
+    if name == "native" and not (compiles and kernel()[0] is not None):
+        why = kernel()[1] if compiles else f"got {dtype} on {where}, memory {kind}"
+        raise TacgError(f"`scan` native needs a C compiler, and logits of at most 32 bits on a CPU ({why}): use auto.")
     if name == "cpu" and device != "cpu":
         raise TacgError(f"`scan` cpu needs logits on the CPU, got {where}: use auto.")
     if name == "triton" and (wide or kind == "hidden"):
@@ -77,6 +84,7 @@ class StepScan:
 
     found     token (int64), confidence (NaN where logits are unusable), peak and other requested signals, [P] each; the
               contrast only if it was computed anyway
+    boards    the same where the backend writes boards, [R, L] each; `found` then has only the rest
 
     The contrast can be requested until `follow` is called, once the step is decided.
     """
@@ -90,19 +98,24 @@ class StepScan:
         self.observed, self.exact, self.places, self.rows = observed, exact, places, rows
         self.slots = slots if slots is not None else self._everywhere() if places is None else places
         self.first_board = but_not(observed, seen)
-        self.anew = not reads_are_free(observed) or bool(self.first_board.any())  # whether any trajectory begins
         self.sound = False  # whether it is known that all logits are usable
         self.hidden = hidden if memory.kind == "hidden" else None
         self.made: tuple[Tensor, Tensor] | None = None  # positions int64 [C], ascending, and their past logits [C, V]
         self.backend = backend_for(backend, logits.device, logits.dtype, memory.kind)
-        self.fused = hasattr(self.backend, "scan")
+        self.writes_boards = hasattr(self.backend, "scan_boards")
+        self.fused = self.writes_boards or hasattr(self.backend, "scan")
         self.undo = _decay_to_undo(self.backend, needs, memory)
+        self.boards: dict[str, Tensor] = {}
         if not len(self.slots):
             self.found = _nothing(logits, needs)
             return
         if needs.credit is not None:
             add_credit(self, needs.credit)
-        if self.fused:
+        if self.writes_boards:
+            where = self.places, self.slots, self.first_board, observed
+            self.boards, self.sound = self.backend.scan_boards(self.logits, self.rows, *where, proposal, needs, memory)
+            self.found = {}
+        elif self.fused:
             asked = self.slots, self.first, self.wanted, proposal, needs, memory
             self.found = self.backend.scan(self.logits, self.rows, *asked)
         else:
@@ -112,6 +125,16 @@ class StepScan:
             self.found |= looked_back(self)
         if "sharp" in needs:
             self.found["sharp"] = sharpened(self.logits, self.rows).masked_fill(~self.wanted, 0.0)
+
+    @functools.cached_property
+    def anew(self) -> bool:
+        """Whether any trajectory begins, as far as that is known without asking a device."""
+        return not reads_are_free(self.observed) or bool(self.first_board.any())
+
+    @property
+    def at_places(self) -> dict[str, Tensor]:
+        """Everything that was found, [P] each."""
+        return {name: self._at_places(board) for name, board in self.boards.items()} | self.found
 
     @property
     def first(self) -> Tensor:
@@ -150,12 +173,14 @@ class StepScan:
         Rows with unusable logits have no eligible positions. The contrast is measured where a policy requests it, or
         everywhere if `eager`.
         """
+        measured = dict(self.boards)
+        token, _ = measured.pop("token", None), measured.pop("peak", None)
         names = [name for name in self.found if name not in ("token", "peak")]
         if len(names) == 1:
-            measured = {names[0]: self.spread(self.found[names[0]])}
-        else:
+            measured[names[0]] = self.spread(self.found[names[0]])
+        elif names:
             boards = self.spread(torch.stack([self.found[name] for name in names]))
-            measured = dict(zip(names, boards.unbind(), strict=True))
+            measured |= dict(zip(names, boards.unbind(), strict=True))
         if not self.sound:
             eligible = but_not(eligible, measured["confidence"].isnan().any(dim=1, keepdim=True))
         lazy = self.needs.contrast is not None and not self.fused
@@ -165,7 +190,7 @@ class StepScan:
             observed=self.observed,
             eligible=eligible,
             first=self.first_board,
-            token=self.spread(self.found["token"], -1),
+            token=self.spread(self.found["token"], -1) if token is None else token,
             confidence=measured.pop("confidence"),
             measured={**measured, **more.pop("measured", {})},
             measure=self._measure if lazy and not eager else None,

@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 
 from tacg.devices import current_device
-from tacg.scan.reference import from_others
-from tacg.types import CONTRASTED
+from tacg.scan.fused import SCALARS, by_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
     from tacg.scan.memory import Memory
     from tacg.types import Needs
 
-SCALARS = (
-    "peak", "confidence", "margin", "gap", "entropy", "kl", "reference", "readout", "others", "reference_others",
-    "readout_others",
-)  # fmt: skip
 PARTS = 16  # numbers that a part of a position hands to `combine_kernel`
 TILE = 2048
 WARPS = 8
@@ -324,8 +319,4 @@ def scan(
                 slots, wanted.view(torch.int8), memory.gauge, memory.norm, token, scalars, parts, best_parts, count,
                 span, w, memory.width, room=triton.next_power_of_2(splits), **measured, num_warps=1,
             )  # fmt: skip
-    found = dict(zip(SCALARS, scalars, strict=True))
-    if contrast is not None and contrast.fine:
-        found |= {name: from_others(found[f"{name}_others"]) for name in CONTRASTED}
-    asked = needs.names | {"peak", "confidence"}
-    return {"token": token} | {name: values for name, values in found.items() if name in asked}
+    return by_name(token, scalars, needs)
