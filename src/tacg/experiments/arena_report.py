@@ -98,7 +98,7 @@ def _costs(title: str, rows: Sequence[ResultRow], *, with_change: bool) -> Table
             *[f"{row['auxiliary_forwards'] / row['n']:.1f}"] * second, f"{row['positions'] / row['n']:.0f}",
             f"{row['tokens_per_position']:.4f}", f"{row['speed']:.0f}" if row["speed"] else "",
             *([f"{row['aup']:.0f}"] if area else []),
-            *([estimate(row["ahead"], *row["ahead_ci"], "+.0f")] if ahead else []),
+            *([estimate(row["ahead"], row["ahead_ci"][0], row["ahead_ci"][1], "+.0f")] if ahead else []),
         )
         for row in rows
     ]  # fmt: skip

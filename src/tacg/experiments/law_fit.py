@@ -153,32 +153,36 @@ def best_value(cells: Sequence[ResultRow], method: str, base: str) -> Any:
     return max(sums, key=lambda value: float(np.mean(sums[value])))
 
 
-def _design(cells: Sequence[ResultRow], features: Sequence[str]) -> Array:
-    values = [[cell["features"][name] for name in features] for cell in cells]
-    return np.array(values, dtype=np.float64).reshape(len(cells), len(features))
+def _design(cells: Sequence[ResultRow], features: Sequence[str]) -> tuple[Array, Array, Array]:
+    """A column of ones and the standardised features; their means and standard deviations."""
+    values = np.array([[cell["features"][name] for name in features] for cell in cells], dtype=np.float64)
+    values = values.reshape(len(cells), len(features))
+    centre, scale = values.mean(axis=0), values.std(axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    board = np.hstack([np.ones((len(cells), 1)), (values - centre) / scale])
+    return board, centre, scale
 
 
 def fit(cells: Sequence[ResultRow], features: Sequence[str], gains: Array) -> dict[str, Any]:
     """Least squares, standardised features; without any, the mean. `spread` and `explained` are leave-one-out."""
-    values = _design(cells, features)
-    centre, scale = values.mean(axis=0), values.std(axis=0)
-    scale = np.where(scale > 0, scale, 1.0)
-    board = np.hstack([np.ones((len(cells), 1)), (values - centre) / scale])
-    inverse = np.linalg.pinv(board)
-    weights, missed = inverse @ gains, _missed(board, inverse, gains)
+    board, centre, scale = _design(cells, features)
+    weights, missed = np.linalg.pinv(board) @ gains, _missed(board, gains)
     plain = (gains - gains.mean()) * len(gains) / max(len(gains) - 1, 1)
     return {
         "features": list(features), "centre": centre.tolist(), "scale": scale.tolist(), "bias": float(weights[0]),
         "weights": weights[1:].tolist(), "spread": float(np.sqrt((missed**2).mean())),
         "explained": 1 - float((missed**2).sum() / (plain**2).sum()) if plain.any() else 0.0,
-        "low": values.min(axis=0).tolist(), "high": values.max(axis=0).tolist(),
+        "low": [min(cell["features"][name] for cell in cells) for name in features],
+        "high": [max(cell["features"][name] for cell in cells) for name in features],
     }  # fmt: skip
 
 
-def _missed(board: Array, inverse: Array, gains: Array) -> Array:
+def _missed(board: Array, gains: Array) -> Array:
     """By how much each cell is missed by a rule that is fitted on all others."""
+    inverse = np.linalg.pinv(board)
     leverage = np.einsum("ij,ji->i", board, inverse)
-    return (gains - board @ inverse @ gains) / np.maximum(1 - leverage, 1e-6)
+    missed: Array = (gains - board @ inverse @ gains) / np.maximum(1 - leverage, 1e-6)
+    return missed
 
 
 def choose_features(cells: Sequence[ResultRow], names: Sequence[str], gains: Array) -> list[str]:
@@ -188,18 +192,13 @@ def choose_features(cells: Sequence[ResultRow], names: Sequence[str], gains: Arr
     worse than those of the plain mean.
     """
     known: list[tuple[str, ...]] = [subset for size in range(3) for subset in itertools.combinations(names, size)]
-    errors = {}
-    for subset in known:
-        values = _design(cells, subset)
-        scale = values.std(axis=0)
-        board = np.hstack([np.ones((len(cells), 1)), (values - values.mean(axis=0)) / np.where(scale > 0, scale, 1.0)])
-        errors[subset] = _missed(board, np.linalg.pinv(board), gains) ** 2
+    errors = {subset: _missed(_design(cells, subset)[0], gains) ** 2 for subset in known}
     best = min(errors.values(), key=lambda each: float(each.mean()))
     limit = best.mean() + best.std() / len(cells) ** 0.5
-    size = min(len(subset) for subset, each in errors.items() if each.mean() <= limit)
-    return list(
-        min((subset for subset in known if len(subset) == size), key=lambda subset: float(errors[subset].mean()))
-    )
+    size = min(len(subset) for subset in known if errors[subset].mean() <= limit)
+    smallest = [subset for subset in known if len(subset) == size]
+    chosen = min(smallest, key=lambda subset: float(errors[subset].mean()))
+    return list(chosen)
 
 
 def held_out_guesses(cells: Sequence[ResultRow], names: Sequence[str], gains: Array, folds: Sequence[Any]) -> Array:

@@ -156,8 +156,8 @@ def wins(cells: Sequence[ResultRow]) -> str:
         f"{saved['accuracy_saved']} %) and {_mean(cells, AUTO, DEFAULT_BASE, BASES[1], goal='saved')} % of those of "
         f"`{BASES[1]}`. Its AUP is the best of {len(right[0]['aup']) if right else 0} decoders in "
         f"{sum(cell['ahead'] >= 0 for cell in right)} of {len(right)} {_plural(len(right), 'cell')} in which whole "
-        f"answers are right. In the {len(unseen)} of these that played no part in choosing it, it is the best or within "
-        f"its interval of the best in {tied}, and clearly behind in {len(unseen) - tied}."
+        f"answers are right. In the {len(unseen)} of these that played no part in choosing it, it is the best or "
+        f"within its interval of the best in {tied}, and clearly behind in {len(unseen) - tied}."
     )
 
 

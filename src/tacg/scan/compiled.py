@@ -40,7 +40,7 @@ def kernel() -> tuple[ctypes.CDLL | None, str]:
             library = folder / f"scan-{_fingerprint(compiler)}.so"
             if not library.exists():
                 _compile(compiler, library)
-            found = ctypes.CDLL(str(library))
+            found = _opened(library)
     except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
         return None, " ".join(str(error).split())[:200]
     number, address, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
@@ -51,6 +51,15 @@ def kernel() -> tuple[ctypes.CDLL | None, str]:
     ]  # fmt: skip
     found.tacg_blank.argtypes = [address, address, number]
     return found, " ".join(compiler)
+
+
+def _opened(library: Path) -> ctypes.CDLL:
+    """The library. One that cannot be loaded goes away, so that the next process compiles it again."""
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError:
+        library.unlink(missing_ok=True)
+        raise
 
 
 def _compiler() -> list[str]:

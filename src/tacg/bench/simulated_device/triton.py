@@ -92,7 +92,7 @@ def scan_kernel(
 ) -> None:  # fmt: skip
     """What the kernel of this name leaves in `token_out`, `scalars_out` and the history (see `tacg.scan.triton`)."""
     begins = first.bool()
-    from tacg.scan.triton import SCALARS
+    from tacg.scan.fused import SCALARS
 
     logits = logits[rows] if picked else logits
     if apart:
