@@ -16,9 +16,10 @@ from tacg.records.flat import read_rows
 
 README, HELP = Path("README.md"), Path("docs/does-it-help.md")
 ARENA, LAW = Path("docs/arena/rows.jsonl"), Path("docs/results/rows.jsonl")
+JUDGED = ("judges/rxnmapper", "judges/rxnfp")
 STUDIES = [
     Path("docs") / name / "rows.jsonl"
-    for name in ("archive/results-1", "archive/results-2", "archive/results-3", "arena")
+    for name in ("archive/results-1", "archive/results-2", "archive/results-3", "arena", *JUDGED)
 ]
 OFFERED = Path("src/tacg/policies") / FILE
 

@@ -10,7 +10,7 @@ from tacg.experiments.does_it_help import MARKS, answer, gains, runs, with_answe
 from tacg.records.flat import read_rows
 
 HOME = Path(__file__).parents[2]
-STUDIES = ("archive/results-1", "archive/results-2", "archive/results-3", "arena")
+STUDIES = ("archive/results-1", "archive/results-2", "archive/results-3", "arena", "judges/rxnmapper", "judges/rxnfp")
 
 
 def row(policy: str, accuracy: float, steps: int, n: int = 400, **settings: Any) -> dict[str, Any]:
@@ -33,11 +33,12 @@ def test_it_is_compared_with_every_threshold_on_the_same_problems() -> None:
     (point,) = gains([*base, better, row("tacg", 0.1, 5, n=120), row("klass", 1.0, 1)])
     assert point["n"] == 400, "the sample with the most problems"
     assert 0.35 < point["gained"] < 0.45
-    assert "| t | **yes** | 1 of 1 runs | 0 of 1 runs |" in answer([point])
+    assert "| m | t | **yes** | 1 of 1 runs | 0 of 1 runs |" in answer([point])
     assert "**no, it hurts**" in answer(gains([*base, row("tacg", 0.5, 20)]))
-    assert f"| t | 0 | `tacg` | {100 * better['accuracy']:.1f} | 10.0 | +" in runs([point])
+    assert f"| m | t | 0 | `tacg` | {100 * better['accuracy']:.1f} | 10.0 | +" in runs([point])
     assert gains([base[0], better]) == [], "one threshold is no frontier"
     assert gains([*base, {**better, "seed": 1}]) == [], "other problems"
+    assert gains([*base, {**better, "model": "other"}]) == []
     assert "No rows yet" in answer([])
     long = row("confidence", 0.6, 15, n=800, threshold=0.7)
     assert gains([base[1], long, better])[0]["n"] == 400, "a longer row is cut to the first problems"

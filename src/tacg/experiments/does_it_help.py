@@ -32,12 +32,12 @@ def with_runs(text: str, points: Sequence[ResultRow]) -> str:
 
 
 def answer(points: Sequence[ResultRow]) -> str:
-    """One line per task: whether TACG helps, in how many runs, and how much it gains or loses."""
+    """One line per task and model: whether TACG helps, in how many runs, and how much it gains or loses."""
     if not points:
         return "No rows yet: this needs `confidence` at several thresholds, and TACG, on the same problems.\n"
-    tasks = {task: [point for point in points if point["task"] == task] for task in sorted({p["task"] for p in points})}
-    columns = ("task", "does TACG help?", "clearly better", "clearly worse", "worst run", "best run")
-    table = markdown_table(columns, [_summary(task, mine) for task, mine in tasks.items()])
+    cells = {cell: [point for point in points if _cell(point) == cell] for cell in dict.fromkeys(map(_cell, points))}
+    columns = ("model", "task", "does TACG help?", "clearly better", "clearly worse", "worst run", "best run")
+    table = markdown_table(columns, [(*cell, *_summary(mine)) for cell, mine in cells.items()])
     many = " or ".join(f"{size:,}" for size in sorted({point["n"] for point in points}))
     note = (
         "The last two columns are points of accuracy gained at equal steps, with 95 % intervals. "
@@ -48,10 +48,11 @@ def answer(points: Sequence[ResultRow]) -> str:
 
 def runs(points: Sequence[ResultRow]) -> str:
     """One line per run of TACG: its knobs, what it reached, and its gain over the frontier."""
-    columns = ("task", "seed", "policy", "accuracy %", "steps", "points gained at equal steps", "% of steps saved")
+    gained = ("points gained at equal steps", "% of steps saved")
+    columns = ("model", "task", "seed", "policy", "accuracy %", "steps", *gained)
     lines = [
         (
-            point["task"], str(point["seed"]), f"`{_label(point)}`", f"{100 * point['accuracy']:.1f}",
+            *_cell(point), str(point["seed"]), f"`{_label(point)}`", f"{100 * point['accuracy']:.1f}",
             f"{point['steps']:.1f}", _percents(point, "gained"), _percents(point, "saved"),
         )
         for point in points
@@ -62,7 +63,7 @@ def runs(points: Sequence[ResultRow]) -> str:
 def gains(rows: Iterable[ResultRow]) -> list[ResultRow]:
     """Every run of TACG over confidence, with its gain over the frontier of confidence on the same problems.
 
-    For each task, only the samples with the most problems.
+    For each model and task, only the samples with the most problems.
     """
     samples: dict[tuple[object, ...], dict[str, ResultRow]] = {}
     for row in rows:
@@ -78,9 +79,13 @@ def gains(rows: Iterable[ResultRow]) -> list[ResultRow]:
             if len({row["settings"].get("threshold") for row in frontier}) > 1 and gated:
                 found += [row | against_frontier(row, frontier) for row in gated]
                 break
-    largest = {row["task"]: max(each["n"] for each in found if each["task"] == row["task"]) for row in found}
-    found = [row for row in found if row["n"] == largest[row["task"]]]
-    return sorted(found, key=lambda row: (row["task"], row["policy"], row["seed"]))
+    largest = {_cell(row): max(each["n"] for each in found if _cell(each) == _cell(row)) for row in found}
+    found = [row for row in found if row["n"] == largest[_cell(row)]]
+    return sorted(found, key=lambda row: (*_cell(row), row["policy"], row["seed"]))
+
+
+def _cell(row: ResultRow) -> tuple[str, str]:
+    return row["model"], row["task"]
 
 
 def _first(row: ResultRow, n: int) -> ResultRow:
@@ -102,7 +107,7 @@ def _sample(row: ResultRow) -> tuple[object, ...]:
     return (row["task"], row["model"], row["seed"], row.get("dtype"), *lengths)
 
 
-def _summary(task: str, points: Sequence[ResultRow]) -> tuple[str, ...]:
+def _summary(points: Sequence[ResultRow]) -> tuple[str, ...]:
     above = sum(point["gained_ci"][0] > 0 for point in points)
     below = sum(point["gained_ci"][1] < 0 for point in points)
     word = (
@@ -113,7 +118,7 @@ def _summary(task: str, points: Sequence[ResultRow]) -> tuple[str, ...]:
     )  # fmt: skip
     counts = (f"{count} of {len(points)} runs" for count in (above, below))
     extremes = (pick(points, key=lambda point: point["gained"]) for pick in (min, max))
-    return (task, f"**{word}**", *counts, *(_percents(point, "gained") for point in extremes))
+    return (f"**{word}**", *counts, *(_percents(point, "gained") for point in extremes))
 
 
 def _label(point: ResultRow) -> str:
