@@ -2,9 +2,9 @@
 
 Tokens lie side by side in the lanes of vectors, and every output is a sum over k in order, in parts of CHUNK. So a token
 is rounded in the same way whatever its neighbours and however many they are, and nothing has to be filled up but lanes.
-Eight rows of a table at a time are copied to the first cache, widened to float32 on the way, and meet all tokens of
-their expert there; meanwhile the next eight are fetched. So each weight is read from memory once, in the type that it
-is stored in. Nothing here names a CPU's instructions: the compiler chooses them for the vectors. */
+A few rows of a table at a time are copied to the first cache, widened to float32 on the way, and meet the tokens of
+their expert there; meanwhile the next ones are fetched. So each weight is read from memory once for up to BLOCK tokens,
+in the type that it is stored in. Nothing here names a CPU's instructions: the compiler chooses them for the vectors. */
 
 #include <stdint.h>
 #include <string.h>
@@ -16,9 +16,13 @@ is stored in. Nothing here names a CPU's instructions: the compiler chooses them
 #else
 #define LANES 4
 #endif
-#define ROWS 8
-#define BLOCK 64  /* tokens of an expert at a time: they stay in the second cache; native_experts.py knows this */
-#define CHUNK 512 /* weights of a row at a time */
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define ROWS 8 /* of a table at a time: with three vectors of tokens, their sums stay in 32 registers */
+#else
+#define ROWS 4 /* in 16 registers */
+#endif
+#define BLOCK 96  /* tokens of an expert at a time: they stay in the second cache; native_experts.py knows this */
+#define CHUNK 256 /* weights of a row at a time */
 #define STRIDE (CHUNK + 16) /* else all rows would compete for the same places of the cache */
 #define TILES (BLOCK / LANES)
 
@@ -61,47 +65,43 @@ static inline float silu(float x) {
     return x * ((x < 0.0f ? power : 1.0f) / (1.0f + power));
 }
 
-/* Interleave the two halves of `from`. Done n times, this transposes a matrix of 2^n rows. */
-static inline void riffle(const float *restrict from, float *restrict to, int half) {
-    for (int i = 0; i < half; i++) {
-        to[2 * i] = from[i];
-        to[2 * i + 1] = from[i + half];
-    }
-}
+/* Transpose a matrix of `rows` rows, a power of 2, and return where it is then: there or in `other`.
 
-static void transpose(float *matrix, int rows, int size) {
-    float other[ROWS * LANES > LANES * LANES ? ROWS * LANES : LANES * LANES];
-    for (; rows > 1; rows /= 2) {
-        riffle(matrix, other, size / 2);
-        memcpy(matrix, other, size * sizeof *matrix);
+Interleaving the two halves, as in a riffle, turns [rows, columns] into [rows / 2, columns, 2]. */
+static inline const float *transpose(float *restrict matrix, float *restrict other, int rows, int size) {
+    if (rows == 1) return matrix;
+    for (int i = 0; i < size / 2; i++) {
+        other[2 * i] = matrix[i];
+        other[2 * i + 1] = matrix[i + size / 2];
     }
+    return transpose(other, matrix, rows / 2, size);
 }
 
 /* Up to LANES rows of x [N, size], side by side: [size, LANES]. Lanes that are left over hold zeros. */
 static void side_by_side(const float *x, int64_t size, const int64_t *token, int64_t count, float *made) {
+    float square[LANES * LANES], other[LANES * LANES];
     int64_t whole = size / LANES * LANES;
     for (int64_t k = 0; k < whole; k += LANES) {
-        float *square = made + k * LANES;
         for (int64_t lane = 0; lane < LANES; lane++) {
             if (lane < count) memcpy(square + lane * LANES, x + token[lane] * size + k, LANES * sizeof *x);
             else memset(square + lane * LANES, 0, LANES * sizeof *x);
         }
-        transpose(square, LANES, LANES * LANES);
+        memcpy(made + k * LANES, transpose(square, other, LANES, LANES * LANES), sizeof square);
     }
     for (int64_t k = whole; k < size; k++)
         for (int64_t lane = 0; lane < LANES; lane++) made[k * LANES + lane] = lane < count ? x[token[lane] * size + k] : 0.0f;
 }
 
-/* Add to `sums` the products of eight rows of weights with `tiles` times LANES tokens, which are `far` floats apart.
-`ahead` moves by `pace` bytes with each weight: what will be needed next. */
+/* Add to `sums` the products of ROWS rows of weights with `tiles` times LANES tokens, which are `far` floats apart.
+`ahead` moves by `pace` bytes with each weight: what will be needed next. It may lie behind the table, which does no harm. */
 static inline __attribute__((always_inline)) void multiply(const float *weights, const float *x, int64_t far, int64_t size,
                                                            tile *sums, const int tiles, const char *ahead, int64_t pace) {
-    vector sum[2][ROWS];
+    vector sum[3][ROWS];
     for (int t = 0; t < tiles; t++)
         for (int r = 0; r < ROWS; r++) sum[t][r] = (vector){0};
     for (int64_t k = 0; k < size; k++) {
         __builtin_prefetch(ahead + k * pace, 0, 2);
-        vector here[2];
+        vector here[3];
         for (int t = 0; t < tiles; t++) here[t] = *(const vector *)(x + t * far + k * LANES);
         for (int r = 0; r < ROWS; r++)
             for (int t = 0; t < tiles; t++) sum[t][r] += weights[r * STRIDE + k] * here[t];
@@ -129,11 +129,15 @@ static void product(const struct table *table, int64_t first, const float *x, in
                 memcpy(made, row, n * sizeof *made);
             }
         }
-        int64_t t = 0, pace = ROWS * width;
+        int64_t pace = ROWS * width;
         const char *next = ahead + at * pace;
-        for (; t + 2 <= tiles; t += 2, pace = 0)
-            multiply(weights, x + (t * size + at) * LANES, size * LANES, n, sums + t, 2, next, pace);
-        if (t < tiles) multiply(weights, x + (t * size + at) * LANES, size * LANES, n, sums + t, 1, next, pace);
+        for (int64_t t = 0, step; t < tiles; t += step, pace = 0) {
+            const float *tokens = x + (t * size + at) * LANES;
+            step = tiles - t == 3 || tiles - t > 4 ? 3 : tiles - t > 1 ? 2 : 1; /* not 3 + 1: one waits for its sums */
+            if (step == 3) multiply(weights, tokens, size * LANES, n, sums + t, 3, next, pace);
+            else if (step == 2) multiply(weights, tokens, size * LANES, n, sums + t, 2, next, pace);
+            else multiply(weights, tokens, size * LANES, n, sums + t, 1, next, pace);
+        }
     }
 }
 
@@ -197,6 +201,7 @@ For one of `parts` parts of the columns, because a token's experts are added in 
 void tacg_down(const float *hidden, const char *down, int64_t experts, int64_t inner, int64_t width, int narrow,
                const int64_t *token, const int64_t *ends, const float *scale, float *mixed, int64_t part, int64_t parts) {
     tile sums[TILES];
+    float other[ROWS * LANES];
     int64_t panels = (width + ROWS - 1) / ROWS, panel = ROWS * inner * (narrow ? 2 : 4);
     for (struct block block = BEFORE_ALL; next_block(&block, ends, experts);) {
         struct table table = {down + block.expert * width * inner * (narrow ? 2 : 4), width, inner, narrow};
@@ -205,8 +210,7 @@ void tacg_down(const float *hidden, const char *down, int64_t experts, int64_t i
             product(&table, row, hidden + block.tiles_before * inner * LANES, block.tiles, next, sums);
             int64_t rows = width - row < ROWS ? width - row : ROWS;
             for (int64_t t = 0; t < block.tiles; t++) {
-                float *made = sums[t][0];
-                transpose(made, ROWS, ROWS * LANES);
+                const float *made = transpose(sums[t][0], other, ROWS, ROWS * LANES);
                 for (int64_t i = 0; i < LANES && t * LANES + i < block.count; i++) {
                     int64_t pair = block.start + t * LANES + i;
                     float *to = mixed + token[pair] * width + row;

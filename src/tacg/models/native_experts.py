@@ -20,7 +20,7 @@ from tacg.scan.native import threads
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-BLOCK, LANES = 64, 16  # as in native_experts.c, which may have fewer lanes
+BLOCK, LANES = 96, 16  # as in native_experts.c, which may have fewer lanes
 WORTHWHILE = 1 << 22  # multiplications that keep a thread busy for long enough to be worth waking it, about 1 ms
 
 
