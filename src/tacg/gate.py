@@ -75,7 +75,8 @@ class GateStep:
     """What the gate decided, all [R, L]. Outside the mask: token -1, streak 1, rest 0.
 
     commit, base, extra (bool), `commit` = `base` | `extra`; tokens, streak (int64); confidence, support, readiness
-    (float). Support is measured only where it can change a decision, or everywhere on request; elsewhere it is 0.
+    (float). Support is measured everywhere by a fused scan or on request, else only where it can change a decision;
+    elsewhere it is 0.
     """
 
     base: Tensor
@@ -118,7 +119,7 @@ def commit_rule(
     base_ready  bool [R, L], positions that the base decoder accepts
     quota       int64 [R], commits that each row should reach, filled up by readiness if necessary; None: no quota
 
-    On a CPU, support is measured only where it can change a decision (`where_support_matters`).
+    Without a fused scan, support is measured only where it can change a decision (`where_support_matters`).
     """
     confidence = signals.confidence
     persisted = streak.masked_fill(confidence >= config.tau_escape, ESCAPED)

@@ -1,9 +1,9 @@
-"""Find where temporal support can change a decision. A CPU measures it only there; the commits are the same.
+"""Find where temporal support can change a decision. PyTorch's operations measure it only there, for the same commits.
 
 Reference and readout each cost a pass over the vocabulary. Support changes readiness by at most λ, so most positions
 win or lose by confidence alone, and most of the others once the reference is known (`most_support`). Finding them
 needs results in the middle of a step. That is cheap on a CPU but stalls a GPU, so on a GPU the scan measures
-everything in one pass and this file does nothing.
+everything in one pass and this file does nothing. The native kernel of a CPU does so, too.
 """
 
 from __future__ import annotations

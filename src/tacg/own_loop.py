@@ -52,8 +52,9 @@ def commit_step(
     mask        bool [B, L], positions that are still masked; only these are read
     base_gate   bool [B, L], or a function of `Signals` that returns it. The function may have an attribute
                 `needs` (a `Needs`) to request more than margin and entropy, for example `Needs("kl")`.
-    everywhere  measure support and readiness at every masked position. By default they are measured only where they
-                can change a decision, which is much faster on a CPU; elsewhere support is 0 and readiness = confidence
+    everywhere  measure support and readiness at every masked position, also where that takes long. By default a CPU
+                without the native kernel measures them only where they can change a decision; elsewhere support is 0
+                and readiness = confidence
 
     If `base_gate` raises or the logits are unusable, the trajectory starts over.
 
