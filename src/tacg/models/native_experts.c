@@ -89,13 +89,15 @@ static void side_by_side(const float *x, int64_t size, const int64_t *token, int
         memcpy(made + k * LANES, transpose(square, other, LANES, LANES * LANES), sizeof square);
     }
     for (int64_t k = whole; k < size; k++)
-        for (int64_t lane = 0; lane < LANES; lane++) made[k * LANES + lane] = lane < count ? x[token[lane] * size + k] : 0.0f;
+        for (int64_t lane = 0; lane < LANES; lane++)
+            made[k * LANES + lane] = lane < count ? x[token[lane] * size + k] : 0.0f;
 }
 
 /* Add to `sums` the products of ROWS rows of weights with `tiles` times LANES tokens, which are `far` floats apart.
-`ahead` moves by `pace` bytes with each weight: what will be needed next. It may lie behind the table, which does no harm. */
-static inline __attribute__((always_inline)) void multiply(const float *weights, const float *x, int64_t far, int64_t size,
-                                                           tile *sums, const int tiles, const char *ahead, int64_t pace) {
+`ahead` moves by `pace` bytes with each weight: what will be needed next. It may lie behind the table; that does no harm. */
+static inline __attribute__((always_inline)) void multiply(const float *weights, const float *x, int64_t far,
+                                                           int64_t size, tile *sums, const int tiles,
+                                                           const char *ahead, int64_t pace) {
     vector sum[3][ROWS];
     for (int t = 0; t < tiles; t++)
         for (int r = 0; r < ROWS; r++) sum[t][r] = (vector){0};
@@ -111,7 +113,8 @@ static inline __attribute__((always_inline)) void multiply(const float *weights,
 }
 
 /* Rows `first` to `first + ROWS` of a table times all tokens of a block, which lie side by side. */
-static void product(const struct table *table, int64_t first, const float *x, int64_t tiles, const char *ahead, tile *sums) {
+static void product(const struct table *table, int64_t first, const float *x, int64_t tiles, const char *ahead,
+                    tile *sums) {
     float weights[ROWS * STRIDE] __attribute__((aligned(64)));
     int64_t size = table->size, width = table->narrow ? 2 : 4;
     memset(sums, 0, tiles * sizeof *sums);
@@ -167,8 +170,9 @@ gate, up    [experts, inner, width], bfloat16 if `narrow`
 token       of each pair of a token and an expert, sorted by expert; those of expert e end before ends[e]
 columns     room for BLOCK * width floats
 hidden      the result, side by side: for every block and LANES of its tokens [inner, LANES] */
-void tacg_gate_up(const float *x, const char *gate, const char *up, int64_t experts, int64_t inner, int64_t width, int narrow,
-                  const int64_t *token, const int64_t *ends, float *columns, float *hidden, int64_t part, int64_t parts) {
+void tacg_gate_up(const float *x, const char *gate, const char *up, int64_t experts, int64_t inner, int64_t width,
+                  int narrow, const int64_t *token, const int64_t *ends, float *columns, float *hidden, int64_t part,
+                  int64_t parts) {
     tile gates[TILES], ups[TILES];
     int64_t total = 0, bytes = inner * width * (narrow ? 2 : 4), panel = ROWS * width * (narrow ? 2 : 4);
     for (struct block block = BEFORE_ALL; next_block(&block, ends, experts);) total++;
@@ -177,7 +181,8 @@ void tacg_gate_up(const float *x, const char *gate, const char *up, int64_t expe
         struct table first = {gate + block.expert * bytes, inner, width, narrow};
         struct table second = {up + block.expert * bytes, inner, width, narrow};
         for (int64_t t = 0; t < block.tiles; t++)
-            side_by_side(x, width, token + block.start + t * LANES, block.count - t * LANES, columns + t * width * LANES);
+            side_by_side(x, width, token + block.start + t * LANES, block.count - t * LANES,
+                         columns + t * width * LANES);
         for (int64_t row = 0; row < inner; row += ROWS) {
             const char *here = second.weights + row / ROWS * panel, *next = first.weights + (row / ROWS + 1) * panel;
             product(&first, row, columns, block.tiles, here, gates);
@@ -187,7 +192,8 @@ void tacg_gate_up(const float *x, const char *gate, const char *up, int64_t expe
                 float *made = hidden + ((block.tiles_before + t) * inner + row) * LANES;
                 const float *a = gates[t][0], *b = ups[t][0];
                 if (narrow)
-                    for (int64_t i = 0; i < rows * LANES; i++) made[i] = rounded(rounded(silu(rounded(a[i]))) * rounded(b[i]));
+                    for (int64_t i = 0; i < rows * LANES; i++)
+                        made[i] = rounded(rounded(silu(rounded(a[i]))) * rounded(b[i]));
                 else
                     for (int64_t i = 0; i < rows * LANES; i++) made[i] = silu(a[i]) * b[i];
             }
