@@ -83,6 +83,7 @@ def _kernels(device: torch.device) -> dict[str, str]:
     import torch
     from torch.nn import functional as F
 
+    from tacg.models import native_experts
     from tacg.models.lanes import has_varlen
     from tacg.models.products import is_good_at
     from tacg.scan.compiled import kernel
@@ -90,12 +91,15 @@ def _kernels(device: torch.device) -> dict[str, str]:
     native, how = kernel()
     fast = is_good_at(device, torch.bfloat16)
     rows = "all rows in one call, padded" if device.type != "cpu" else "row by row"
+    experts = "all experts in one call" if hasattr(F, "grouped_mm") else "one by one: needs a newer PyTorch"
+    if device.type == "cpu" and native_experts.kernel()[0]:
+        experts = "native"
     return {
         "bfloat16": "fast" if fast else "computed in float32 here",
         "scan on a CPU": f"native, compiled by {how}" if native else f"PyTorch's operations ({how})",
         "attention": "all rows in one call" if has_varlen(device, torch.bfloat16) else rows,
         "graphs": "available with --graphs" if device.type == "cuda" else "need a CUDA device",
-        "experts": "all experts in one call" if hasattr(F, "grouped_mm") else "one by one: needs a newer PyTorch",
+        "experts": experts,
     }
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacg.models.layers import STEADY_ROWS
+from tacg.models.native_experts import is_native, mix
 from tacg.models.products import SideBySide, gated, is_packed, linear
 from tacg.models.quantized import UNPACKED
 
@@ -36,8 +37,11 @@ class Experts(SideBySide):
         """x [N, D], experts chosen int64 [N, K] with their weights float32 [N, K] -> [N, D], summed in float32.
 
         Tokens are sorted by expert, and all experts compute in one call; on a CPU one after the other if they have
-        many tokens each. On a GPU nothing is read back, and the sum stays in float32: see `plus`.
+        many tokens each. On a GPU nothing is read back, and the sum stays in float32: see `plus`. A CPU with a C
+        compiler has a kernel for all of this.
         """
+        if is_native(x, (self.gate_proj, self.up_proj, self.down_proj)):
+            return mix(x, chosen, weight, self.gate_proj, self.up_proj, self.down_proj)
         crowded = x.device.type == "cpu" and chosen.numel() > CROWDED * len(self.gate_proj)
         # Only in float32 both ways round alike; otherwise a row's bits would depend on how many others there are.
         if (crowded and x.dtype == torch.float32) or not self._aligned(x):

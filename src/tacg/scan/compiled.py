@@ -1,4 +1,4 @@
-"""Compile `native.c` for this machine on first use, and keep the result in the user's cache.
+"""Compile a kernel in C for this machine on first use, and keep the result in the user's cache.
 
 Nothing depends on success: without a compiler, or with TACG_NATIVE=0, the scan uses PyTorch's operations (`cpu.py`).
 """
@@ -32,25 +32,31 @@ PATIENCE = 60  # seconds for a compiler; it takes about one
 @functools.cache
 def kernel() -> tuple[ctypes.CDLL | None, str]:
     """native.c, compiled, and by what; or None, and why."""
+    found, how = library(SOURCE)
+    if found is not None:
+        number, address, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+        found.tacg_scan.restype = number
+        found.tacg_scan.argtypes = [
+            address, number, ctypes.c_int, ctypes.c_int, number, *[address] * 9, real, real, address, address,
+            number, number, number,
+        ]  # fmt: skip
+        found.tacg_blank.argtypes = [address, address, number]
+    return found, how
+
+
+def library(source: Path) -> tuple[ctypes.CDLL | None, str]:
+    """A file in C, compiled, and by what; or None, and why."""
     if os.environ.get("TACG_NATIVE") == "0":
         return None, "TACG_NATIVE=0"
     try:
         compiler = _compiler()
         with _folder() as folder:
-            library = folder / f"scan-{_fingerprint(compiler)}.so"
-            if not library.exists():
-                _compile(compiler, library)
-            found = _opened(library)
+            made = folder / f"{source.stem}-{_fingerprint(compiler, source)}.so"
+            if not made.exists():
+                _compile(compiler, source, made)
+            return _opened(made), " ".join(compiler)
     except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
         return None, " ".join(str(error).split())[:200]
-    number, address, real = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
-    found.tacg_scan.restype = number
-    found.tacg_scan.argtypes = [
-        address, number, ctypes.c_int, ctypes.c_int, number, *[address] * 9, real, real, address, address,
-        number, number, number,
-    ]  # fmt: skip
-    found.tacg_blank.argtypes = [address, address, number]
-    return found, " ".join(compiler)
 
 
 def _opened(library: Path) -> ctypes.CDLL:
@@ -71,10 +77,10 @@ def _compiler() -> list[str]:
     raise OSError(f"no C compiler: {os.environ.get('CC') or 'cc, gcc or clang'} is not installed")
 
 
-def _fingerprint(compiler: list[str]) -> str:
+def _fingerprint(compiler: list[str], source: Path) -> str:
     """Whatever the machine code depends on; a home directory may be shared by different machines."""
     real = os.path.realpath(compiler[0])  # its name often has the version
-    parts = [SOURCE.read_text("utf-8"), repr((compiler, real, FLAGS, TUNED)), platform.platform(), _cpu()]
+    parts = [source.read_text("utf-8"), repr((compiler, real, FLAGS, TUNED)), platform.platform(), _cpu()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
@@ -104,13 +110,13 @@ def _folder() -> Iterator[Path]:
             yield Path(passing)
 
 
-def _compile(compiler: list[str], library: Path) -> None:
+def _compile(compiler: list[str], source: Path, library: Path) -> None:
     """Compile next to the library, then move it there at once: other processes may be doing the same."""
     handle, made = tempfile.mkstemp(dir=library.parent, suffix=".part")
     os.close(handle)
     try:
         for tuned in TUNED:
-            command = [*compiler, *FLAGS, *tuned, str(SOURCE), "-o", made, "-lm"]
+            command = [*compiler, *FLAGS, *tuned, str(source), "-o", made, "-lm"]
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=PATIENCE
             )

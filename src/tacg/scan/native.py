@@ -56,15 +56,16 @@ def scan_boards(
         unusable = run(*arguments, 0, count)
     else:
         edges = [count * part // parts for part in range(parts + 1)]
-        helpers = [_helpers(parts - 1).submit(run, *arguments, *edges[part : part + 2]) for part in range(1, parts)]
+        helpers = [threads(parts - 1).submit(run, *arguments, *edges[part : part + 2]) for part in range(1, parts)]
         unusable = run(*arguments, *edges[:2]) + sum(helper.result() for helper in helpers)
     return by_name(token, scalars, needs), not unusable
 
 
 @functools.cache
-def _helpers(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, thread_name_prefix="tacg-scan")
+def threads(count: int) -> ThreadPoolExecutor:
+    """Threads that native kernels share their work with."""
+    return ThreadPoolExecutor(count, thread_name_prefix="tacg-native")
 
 
 if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
-    os.register_at_fork(after_in_child=_helpers.cache_clear)
+    os.register_at_fork(after_in_child=threads.cache_clear)
