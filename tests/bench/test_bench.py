@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tacg.bench.device import tables as device_tables
 from tacg.bench.simulated_device.guard import register_guard
 from tacg.errors import TacgError
 from tacg.records.flat import read_rows
@@ -45,3 +46,10 @@ def test_a_glance_at_each(kind: str, tmp_path: Path) -> None:
     ratios |= {"kernels_per_layer", "held_share", "share_of_step", "perplexity_over_plain", "seconds_over_plain"}
     assert all(row.keys() & ratios for row in rows)
     assert (tmp_path / "page.html").is_file()
+
+
+def test_the_table_of_steps_is_drawn_from_rows() -> None:
+    home = Path(__file__).parents[2]
+    text = (home / "docs/roofline.md").read_text(encoding="utf-8")
+    drawn = device_tables(read_rows(home / "docs/bench/device/rows.jsonl"))[0].markdown()
+    assert f"<!-- rows: tacg bench device -->\n{drawn}<!-- end of rows -->" in text
