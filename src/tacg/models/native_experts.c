@@ -9,6 +9,8 @@ in the type that it is stored in. Nothing here names a CPU's instructions: the c
 #include <stdint.h>
 #include <string.h>
 
+#include "../scan/floats.h"
+
 #if defined(__AVX512F__)
 #define LANES 16
 #elif defined(__AVX__)
@@ -36,32 +38,15 @@ struct table {
     int narrow;
 };
 
-static inline float from_bits(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline uint32_t to_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
 /* To the nearest bfloat16, ties to even. */
 static inline float rounded(float value) {
     uint32_t bits = to_bits(value);
     return value == value ? from_bits((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u) : value;
 }
 
-/* x / (1 + exp(-x)), with fast_exp of scan/native.c at -|x|. */
+/* x / (1 + exp(-x)), by way of exp(-|x|). */
 static inline float silu(float x) {
-    const float shift = 12582912.0f;
-    float depth = x < 0.0f ? x : -x, bounded = -87.0f > depth ? -87.0f : depth;
-    float shifted = bounded * 1.44269504f + shift, whole = shifted - shift;
-    float rest = bounded - whole * 0.693147181f, square = rest * rest;
-    float high = (0.04189055f + 0.00831248f * rest) * square + (0.49999229f + 0.16667116f * rest);
-    float power = (high * square + (1.0f + rest)) * from_bits((to_bits(shifted) - to_bits(shift) + 127u) << 23);
+    float depth = x < 0.0f ? x : -x, power = fast_exp(-87.0f > depth ? -87.0f : depth);
     return x * ((x < 0.0f ? power : 1.0f) / (1.0f + power));
 }
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOURCE = Path(__file__).with_name("native.c")
+SOURCE, SHARED = (Path(__file__).with_name(name) for name in ("native.c", "floats.h"))
 # Sums may be taken in the order that suits vectors (omp simd), but NaN and infinities keep their meaning.
 FLAGS = ("-O3", "-std=c99", "-ffp-contract=fast", "-fopenmp-simd", "-fPIC", "-shared")
 # For this very CPU, as far as the compiler can; the first that works.
@@ -59,12 +59,12 @@ def library(source: Path) -> tuple[ctypes.CDLL | None, str]:
         return None, " ".join(str(error).split())[:200]
 
 
-def _opened(library: Path) -> ctypes.CDLL:
+def _opened(made: Path) -> ctypes.CDLL:
     """The library. One that cannot be loaded goes away, so that the next process compiles it again."""
     try:
-        return ctypes.CDLL(str(library))
+        return ctypes.CDLL(str(made))
     except OSError:
-        library.unlink(missing_ok=True)
+        made.unlink(missing_ok=True)
         raise
 
 
@@ -80,7 +80,8 @@ def _compiler() -> list[str]:
 def _fingerprint(compiler: list[str], source: Path) -> str:
     """Whatever the machine code depends on; a home directory may be shared by different machines."""
     real = os.path.realpath(compiler[0])  # its name often has the version
-    parts = [source.read_text("utf-8"), repr((compiler, real, FLAGS, TUNED)), platform.platform(), _cpu()]
+    code = [file.read_text("utf-8") for file in (source, SHARED)]
+    parts = [*code, repr((compiler, real, FLAGS, TUNED)), platform.platform(), _cpu()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 

@@ -9,6 +9,8 @@ of whatever CPU this is. A position depends on nothing but itself, so neither ne
 #include <stdint.h>
 #include <string.h>
 
+#include "floats.h"
+
 #define CHUNK 1024
 #define LOWEST -1e4f     /* SUPPRESSED in reference.py */
 #define SMOOTHING 1e-12f /* as in reference.py */
@@ -24,30 +26,8 @@ struct mass {
 
 static const struct mass EMPTY = {NOTHING, -INFINITY, 0.0, 0.0, 0.0, 0.0};
 
-static inline float from_bits(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static inline uint32_t to_bits(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
-}
-
 /* Below this, exponentials count as nothing. `volatile`, because compilers that know the number make it a branch. */
 static const volatile float DEEPEST = -87.0f;
-
-/* exp(x) for DEEPEST <= x <= 0, to 2e-7; NaN stays NaN. Adding 1.5 * 2^23 rounds to a whole number in the lowest bits.
-The polynomial's terms are paired so that few of them wait for each other. */
-static inline float fast_exp(float x) {
-    const float shift = 12582912.0f;
-    float shifted = x * 1.44269504f + shift, whole = shifted - shift;
-    float rest = x - whole * 0.693147181f, square = rest * rest;
-    float high = (0.04189055f + 0.00831248f * rest) * square + (0.49999229f + 0.16667116f * rest);
-    return (high * square + (1.0f + rest)) * from_bits((to_bits(shifted) - to_bits(shift) + 127u) << 23);
-}
 
 /* log(x) for normal x > 0, to 1e-7 relative: x = 2^n (1 + r) with 1 + r between sqrt(1/2) and sqrt(2). */
 static inline float fast_log(float x) {
