@@ -17,11 +17,11 @@ from tacg.scan.compiled import kernel
 
 ROOT = Path(__file__).parents[1]
 # Lines of the functions that one decode enters. Raised from 1,900 for layers in two steps and packed weights, then
-# for admission by memory and questions that save operations on a CPU (twice), then for the seam of CUDA graphs; else
-# only lowered (last by the native scan).
-MOST = 1885
+# for admission by memory and questions that save operations on a CPU (twice), then for the seam of CUDA graphs and for
+# the seams of the gate's and the commits' kernels; else only lowered (last by the native scan).
+MOST = 1925
 CORE = ("types", "gate", "lazy", "policies", "scan", "engine")
-MOST_OF_CORE = 3185  # lines of the whole files of these rooms that it touches
+MOST_OF_CORE = 3400  # lines of the whole files of these rooms that it touches
 SLACK = 15  # lines by which the page may be off before somebody has to count again
 
 pytestmark = pytest.mark.skipif(kernel()[0] is None, reason="the page follows the native scan")

@@ -45,15 +45,15 @@ OPENING: Mixture = [
     ("free-code", EASY["free-code"], 0.20),
 ]
 MIXTURE: Mixture = [
-    ("free-math", {}, 0.20),
+    ("free-math", {}, 0.15),
     ("free-math", LONG, 0.03),
-    ("free-math", EASY["free-math"], 0.08),
+    ("free-math", EASY["free-math"], 0.15),
     (DRILL, {}, 0.04),
-    ("free-code", {}, 0.18),
+    ("free-code", {}, 0.10),
     ("free-code", LONG, 0.03),
-    ("free-code", EASY["free-code"], 0.09),
-    ("free-sudoku", {}, 0.20),
-    ("free-sudoku", EASY["free-sudoku"], 0.15),
+    ("free-code", EASY["free-code"], 0.14),
+    ("free-sudoku", {}, 0.12),
+    ("free-sudoku", EASY["free-sudoku"], 0.24),
 ]
 LONGER = 0.1  # share of samples that get more end-of-text padding than their task's answer length
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from tacg.engine import native_commit
 from tacg.engine.commits import resolve_commits
 from tacg.engine.pruning import before_gap
 from tacg.engine.report import Report
@@ -18,7 +19,10 @@ from tacg.types import Reason, but_not
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tacg.engine.native_commit import NativeReport
     from tacg.types import Decision, Needs, Signals
+
+    AnyReport = Report | NativeReport
 
 
 class Boards(NamedTuple):
@@ -123,13 +127,20 @@ def in_view(boards: Boards, needs: Needs, active: InBlock, *, whole: bool, cut: 
 def advance(
     boards: Boards, answer: Tensor, signals: Signals, decision: Decision, needs: Needs, mask_id: int,
     before: Tensor | None = None, writes: tuple[Tensor, Tensor] | None = None, cut: Tensor | None = None,
-) -> tuple[Boards, Tensor, Tensor, Report]:  # fmt: skip
+) -> tuple[Boards, Tensor, Tensor, AnyReport]:  # fmt: skip
     """Write a decision: the state and the answer [S, L] after the step, whose trajectories continue, and the report.
 
     before  int64 [S, L], reasons of what was written before the scan (a chosen branch)
     writes  for rows with constraints: reasons and tokens, int64 [S, L] each, of what is really written
     cut     float [S, L], added to the report: the probability that constraints removed
+
+    On a CPU, a kernel writes what most policies decide, into the answer itself.
     """
+    if before is None and writes is None and native_commit.is_native(signals, decision):
+        after, kept, native = native_commit.commit(boards, answer, signals, decision, needs)
+        if decision.open is not None or decision.reach is not None:
+            after = _beyond_the_block(boards, after, signals, decision, native.scalars)
+        return after, answer, kept, native
     reason, token = (resolve_commits(signals, decision), signals.token) if writes is None else writes
     written = reason > 0
     masked = but_not(boards.masked, written)

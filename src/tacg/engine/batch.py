@@ -19,6 +19,7 @@ from tacg.cache import Store, resolve_mode
 from tacg.engine.advance import Boards, InBlock, advance, in_view
 from tacg.engine.constrained import Constrained
 from tacg.engine.further import Attended, Verified, add_draws, drawn_proposals
+from tacg.engine.native_commit import places_of
 from tacg.engine.plan import Plan, extent, span_key
 from tacg.errors import TacgError
 from tacg.policies.state import resized, restart, stack
@@ -28,10 +29,12 @@ from tacg.types import BY_ENGINE, REASONS, Commit, Reason, even_share
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    import numpy as np
     from torch import Tensor
 
+    from tacg.engine.advance import AnyReport
     from tacg.engine.further import Further
-    from tacg.engine.report import HostReport, Report
+    from tacg.engine.report import HostReport
     from tacg.engine.request import Request
     from tacg.engine.row import Row
     from tacg.models.base import Denoiser, ModelSpec, Span
@@ -150,9 +153,8 @@ class Batch:
     def leave(self, row: Row, finish_reason: str = "", error: str = "") -> Output:
         """Free the row's slot and return its output. Without a finish reason, the answer decides: eos or length."""
         self.rows[row.slot] = row.cache = row.draft_cache = None
-        with torch.inference_mode(self.boards.masked.is_inference()):  # as in a step: rows also leave between steps
-            for board in (self.boards.masked, self.boards.holes, self.trajectories.seen):
-                board[row.slot] = False
+        for board in (self.boards.masked, self.boards.holes, self.trajectories.seen):
+            board[row.slot] = False
         self._regroup()
         return row.output(self.spec.mask_id, self.spec.eos_ids, finish_reason, error)
 
@@ -248,21 +250,26 @@ class Batch:
     def _look(self) -> StepView:
         observed, eligible = in_view(self.boards, self.needs, self.active(), whole=self.sees_all, cut=self.cut)
         if self.compact:
-            places = torch.from_numpy(observed.numpy().ravel().nonzero()[0])
-            return StepView(observed, eligible, places, self._slots(places))
+            places, slots = places_of(observed, self._history())
+            return StepView(observed, eligible, places, slots)
         if self.windows is None:
             return StepView(observed, eligible)
         columns = self._left() + self.ruler[: self.width]
         return StepView(observed, eligible, (columns + self.origins).view(-1), self.windows, columns)
 
-    def _slots(self, places: Tensor) -> Tensor:
-        """int64 [P]: the slots that hold the history of these positions (indices into [S * L])."""
+    def _history(self) -> Tensor | None:
+        """int64 [S * L]: the slots that hold the history of all positions; None: each one's own place."""
         if self.width == self.length:
-            return places
+            return None
         if self.history is None:
             windows = torch.arange(len(self.rows), device=self.device)[:, None] * self.width
             self.history = (windows + self.ruler - self._left()).view(-1)
-        return self.history.index_select(0, places)
+        return self.history
+
+    def _slots(self, places: Tensor) -> Tensor:
+        """int64 [P]: the slots that hold the history of these positions (indices into [S * L])."""
+        history = self._history()
+        return places if history is None else history.index_select(0, places)
 
     def _left(self) -> Tensor:
         """int64 [S, 1]: where each row's window begins: at its block, or earlier if it would not fit otherwise."""
@@ -279,7 +286,7 @@ class Batch:
 
     # -- one step --------------------------------------------------------------------------------------------------
 
-    def step(self, logits: Tensor, hidden: Hidden | None, *, eager: bool) -> tuple[Report, Signals, Decision]:
+    def step(self, logits: Tensor, hidden: Hidden | None, *, eager: bool) -> tuple[AnyReport, Signals, Decision]:
         """Decide and write one step of all rows; returns what `read` needs.
 
         logits  float [P, V], as requested by `forward_input`
@@ -310,7 +317,8 @@ class Batch:
         signals = scan.to_signals(
             view.eligible, eager=eager, step=step, steps=steps, masked=boards.masked, written=self.answer,
             grid=boards.grid, current=boards.block, opened=boards.open, length=boards.length,
-            active=active, due=even_share(view.eligible if active is None else active, step, steps),
+            active=active,
+            due=None if self.compact else even_share(view.eligible if active is None else active, step, steps),
         )  # fmt: skip
         for add in self.further:
             signals = add(self, logits, scan, signals)
@@ -320,7 +328,7 @@ class Batch:
         """Signals -> decision."""
         return self.trajectories.decide(self.policy, signals)
 
-    def commit(self, scan: StepScan, signals: Signals, decision: Decision, before: Tensor | None = None) -> Report:
+    def commit(self, scan: StepScan, signals: Signals, decision: Decision, before: Tensor | None = None) -> AnyReport:
         """Write the canvas and advance the state and trajectories; returns the report for `read`.
 
         before  int64 [S, L], reasons of what was written before the scan (a chosen branch)
@@ -334,19 +342,20 @@ class Batch:
         self.boards, after, kept, report = advance(
             self.boards, self.answer, signals, decision, self.needs, self.spec.mask_id, before, writes, cut
         )
-        self.answer.copy_(after)
+        if after is not self.answer:
+            self.answer.copy_(after)
         self.trajectories.follow(scan, kept)
         self.cut = decision.reach is not None
         return report
 
     # -- what the host reads ---------------------------------------------------------------------------------------
 
-    def read(self, report: Report, signals: Signals, decision: Decision) -> StepResult:
+    def read(self, report: AnyReport, signals: Signals, decision: Decision) -> StepResult:
         """Read the report, the step's only synchronization with the device, and update the rows from it."""
         told, live = report.read(self.length), self.live()
         blocks = {row.slot: row.block for row in live}
         written: dict[int, list[Commit]] = {}
-        for slot, position, token, why, share in told.written():
+        for slot, position, token, why, share in told.written:
             row_ = self.rows[slot]
             assert row_ is not None
             commit = Commit(position, token, row_.steps + 1, REASONS[why], share)
@@ -361,16 +370,16 @@ class Batch:
                     self.plan = None
                 if row.block != blocks[row.slot]:
                     self._forget_blocks()
-        if told.cut.size:
-            self._note_constraints(told)
+        if told.cut is not None:
+            self._note_constraints(told, told.cut)
         return StepResult(signals, decision, blocks, written, told.failed)
 
-    def _note_constraints(self, told: HostReport) -> None:
+    def _note_constraints(self, told: HostReport, cut: np.ndarray) -> None:
         """Record the probability that constraints removed, and the tokens they forced."""
-        for slot, position, _, why, _ in told.written():
+        for slot, position, _, why, _ in told.written:
             row = self.rows[slot]
             assert row is not None
-            row.cut[position] = float(told.cut[slot, position])
+            row.cut[position] = float(cut[slot, position])
             (row.forced.add if why == Reason.FORCED else row.forced.discard)(position)
 
 

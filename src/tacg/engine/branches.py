@@ -17,8 +17,7 @@ from tacg.types import Branches, Needs, Reason
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tacg.engine.advance import Boards
-    from tacg.engine.report import Report
+    from tacg.engine.advance import AnyReport, Boards
     from tacg.engine.row import Row
     from tacg.scan import Hidden
     from tacg.types import Decision, Signals
@@ -69,7 +68,7 @@ class BranchingBatch(Batch):
         every = logits.view(*branches.commit.shape, -1)
         return every[torch.arange(len(every), device=self.device), chosen].flatten(0, 1), written
 
-    def commit(self, scan: StepScan, signals: Signals, decision: Decision, before: Tensor | None = None) -> Report:
+    def commit(self, scan: StepScan, signals: Signals, decision: Decision, before: Tensor | None = None) -> AnyReport:
         """Like any batch, in addition to what the chosen branches wrote; keeps the branches for the next step."""
         if decision.reach is not None:
             raise TacgError(f"`{self.policy.name}` looks ahead, so its forwards must not end early: leave out `reach`.")

@@ -28,14 +28,13 @@ from tacg.scan.step_scan import backend_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from tacg.engine.advance import Boards
+    from tacg.engine.advance import AnyReport, Boards
     from tacg.engine.batch import Batch
     from tacg.engine.plan import Plan
-    from tacg.engine.report import Report
     from tacg.models.base import Denoiser, Spans
     from tacg.types import Decision, Signals
 
-    Outcome = tuple[Report, Signals, Decision]
+    Outcome = tuple[AnyReport, Signals, Decision]
     Step = Callable[[], Outcome]
 
 MOST = 16  # graphs of a batch; the oldest is dropped for another

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
@@ -96,8 +97,10 @@ class Engine:
         """
         events, self._untold, self._torn = self._untold, [], []
         try:
-            # Inference mode saves a CPU time. On a GPU, graphs must write to tensors that were made outside of it.
-            with torch.no_grad(), torch.inference_mode(self.model.device.type == "cpu"):
+            # Inference mode saves less than entering it costs. Tables and caches that a model keeps must be usable in
+            # any mode, also for training, so a caller's inference mode is left.
+            caller = torch.inference_mode(False) if torch.is_inference_mode_enabled() else contextlib.nullcontext()
+            with caller, torch.no_grad():
                 self._step(events, detail)
         except BaseException:
             self._untold = events
@@ -131,7 +134,8 @@ class Engine:
                     events.append(Finished(row.number, batch.leave(row, "error", error)))
                 elif row.done:
                     events.append(Finished(row.number, batch.leave(row)))
-        self._drop_empty()
+            if not batch.live():
+                self._drop_empty()
 
     def stream(self, requests: Iterable[Request], *, detail: bool | Mapping[int, bool] = True) -> Iterator[Event]:
         """Decode requests and yield events as they happen; leaving the loop early cancels the remaining rows.
@@ -245,15 +249,13 @@ class Engine:
         tokens, spans, select = inputs[0] if len(inputs) == 1 else _end_to_end(inputs)
         sizes, model = [len(where) for _, _, where in inputs], cast("Any", self.model)
         hidden: list[Hidden | None] = [None] * len(batches)
-        # Tables and caches that a model keeps must be usable in any mode, also for training.
-        with torch.inference_mode(False), torch.no_grad():
-            if any(batch.decode.memory == "hidden" for batch in batches):
-                states = model.hidden(tokens, spans, select)
-                logits = model.head(states)
-                parts = zip(batches, torch.split(states, sizes), strict=True)
-                hidden = [Hidden(part, model.head, batch.suppressed) for batch, part in parts]
-            else:
-                logits = model(tokens, spans, select)
+        if any(batch.decode.memory == "hidden" for batch in batches):
+            states = model.hidden(tokens, spans, select)
+            logits = model.head(states)
+            parts = zip(batches, torch.split(states, sizes), strict=True)
+            hidden = [Hidden(part, model.head, batch.suppressed) for batch, part in parts]
+        else:
+            logits = model(tokens, spans, select)
         for batch in batches:
             batch.computed()
         each = [logits] if len(batches) == 1 else torch.split(logits, sizes)

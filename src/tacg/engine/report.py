@@ -11,7 +11,7 @@ import torch
 from tacg.types import reads_are_free
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor
 
@@ -48,35 +48,35 @@ class Report(NamedTuple):
             reason, token, sure, told, cut = np.split(boards[0], edges, axis=1)
             boards, columns = [reason, token, *(bits.astype("int32").view("float32") for bits in (sure, cut))], told.T
         reason, token = boards[:2]
-        sure, *more = (board.astype("float32", copy=False) for board in boards[2:])
+
+        sure, *removed = (board.astype("float32", copy=False) for board in boards[2:])
+        where = reason.nonzero()
+        facts: list[Any] = [*where, token[where], reason[where], sure[where]]
+        written = list(zip(*(each.tolist() for each in facts), strict=True))
         rows, places = (each[::-1].tolist() for each in (sure != sure).nonzero())
         failed = dict(zip(rows, places, strict=True))
         table = {name: column.tolist() for name, column in zip(self.scalars, columns, strict=True)}
-        return HostReport(reason, token, sure, more[0] if more else sure[:, :0], table, failed)
+        return HostReport(written, table, failed, removed[0] if removed and removed[0].size else None)
 
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """A report on the host: arrays [S, L], scalars by name; `failed`: rows with unusable logits, and where first."""
+    """A report on the host.
 
-    reason: np.ndarray
-    token: np.ndarray
-    sure: np.ndarray
-    cut: np.ndarray
+    written  (row, position, token, reason, confidence) of every written position
+    table    the scalars by name
+    failed   rows with unusable logits, and where first
+    cut      float32 [S, L], for rows with constraints: the probability that was removed
+    """
+
+    written: list[tuple[int, int, int, int, float]]
     table: dict[str, list[int]]
     failed: dict[int, int]
+    cut: np.ndarray | None = None
 
     def scalars(self, row: int) -> dict[str, int]:
         """The scalars of a row, by name."""
         return {name: column[row] for name, column in self.table.items()}
-
-    def written(self) -> Iterator[tuple[int, int, int, int, float]]:
-        """(row, position, token, reason, confidence) of every written position."""
-        rows, places = (each.tolist() for each in self.reason.nonzero())
-        for row, place in zip(rows, places, strict=True):
-            facts = (board[row, place] for board in (self.token, self.reason, self.sure))
-            token, reason, sure = (each.item() for each in facts)
-            yield row, place, token, reason, sure
 
 
 def _bits(values: Tensor) -> Tensor:

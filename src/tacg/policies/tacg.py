@@ -12,6 +12,7 @@ import torch
 
 from tacg.gate import GateConfig, commit_rule, persistence
 from tacg.knobs import knob
+from tacg.policies import native_gate
 from tacg.policies.base import State, Wrapper
 from tacg.types import Needs
 
@@ -46,16 +47,19 @@ class Tacg(Wrapper):
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """Ask the base policy, then gate its decision."""
         below, base_state = self.base.decide(signals, state["base"])
-        streak = persistence(signals, state["tokens"], state["streak"])
         ready = below.base if below.extra is None else below.base | below.extra
         ranking = self.gate.k_extra > 0 and self.fallback == "readiness"
-        quota = signals.quota() if below.quota is None else below.quota.clamp(min=1)
-        step = commit_rule(signals, ready, streak, self.gate, quota if ranking else None)
+        if native_gate.is_native(signals, self.gate):
+            step = native_gate.gate(signals, ready, state["tokens"], state["streak"], self.gate)
+        else:
+            streak = persistence(signals, state["tokens"], state["streak"])
+            quota = signals.quota() if below.quota is None else below.quota.clamp(min=1)
+            step = commit_rule(signals, ready, streak, self.gate, quota if ranking else None)
         decision = replace(
             below,
             base=step.base,
             extra=step.extra,
             rank=step.readiness if ranking else below.rank,
-            notes={**below.notes, "streak": streak, "support": step.support, "readiness": step.readiness},
+            notes={**below.notes, "streak": step.streak, "support": step.support, "readiness": step.readiness},
         )
-        return decision, {"tokens": signals.token, "streak": streak, "base": base_state}
+        return decision, {"tokens": signals.token, "streak": step.streak, "base": base_state}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SOURCE, SHARED = (Path(__file__).with_name(name) for name in ("native.c", "floats.h"))
+SOURCE, *SHARED = (Path(__file__).with_name(name) for name in ("native.c", "floats.h", "top.h"))
 # Sums may be taken in the order that suits vectors (omp simd), but NaN and infinities keep their meaning.
 FLAGS = ("-O3", "-std=c99", "-ffp-contract=fast", "-fopenmp-simd", "-fPIC", "-shared")
 # For this very CPU, as far as the compiler can; the first that works.
@@ -38,22 +38,22 @@ def kernel() -> tuple[ctypes.CDLL | None, str]:
         found.tacg_scan.restype = number
         found.tacg_scan.argtypes = [
             address, number, ctypes.c_int, ctypes.c_int, number, *[address] * 9, real, real, address, address,
-            number, number, number,
+            number, ctypes.c_int, number, number,
         ]  # fmt: skip
         found.tacg_blank.argtypes = [address, address, number]
     return found, how
 
 
-def library(source: Path) -> tuple[ctypes.CDLL | None, str]:
-    """A file in C, compiled, and by what; or None, and why."""
+def library(source: Path, *flags: str) -> tuple[ctypes.CDLL | None, str]:
+    """A file in C, compiled (with these flags as well), and by what; or None, and why."""
     if os.environ.get("TACG_NATIVE") == "0":
         return None, "TACG_NATIVE=0"
     try:
         compiler = _compiler()
         with _folder() as folder:
-            made = folder / f"{source.stem}-{_fingerprint(compiler, source)}.so"
+            made = folder / f"{source.stem}-{_fingerprint(compiler, source, flags)}.so"
             if not made.exists():
-                _compile(compiler, source, made)
+                _compile(compiler, source, made, flags)
             return _opened(made), " ".join(compiler)
     except (OSError, ValueError, RuntimeError, subprocess.SubprocessError) as error:
         return None, " ".join(str(error).split())[:200]
@@ -77,11 +77,11 @@ def _compiler() -> list[str]:
     raise OSError(f"no C compiler: {os.environ.get('CC') or 'cc, gcc or clang'} is not installed")
 
 
-def _fingerprint(compiler: list[str], source: Path) -> str:
+def _fingerprint(compiler: list[str], source: Path, flags: tuple[str, ...]) -> str:
     """Whatever the machine code depends on; a home directory may be shared by different machines."""
     real = os.path.realpath(compiler[0])  # its name often has the version
-    code = [file.read_text("utf-8") for file in (source, SHARED)]
-    parts = [*code, repr((compiler, real, FLAGS, TUNED)), platform.platform(), _cpu()]
+    code = [file.read_text("utf-8") for file in (source, *SHARED)]
+    parts = [*code, repr((compiler, real, FLAGS, flags, TUNED)), platform.platform(), _cpu()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 
@@ -111,13 +111,13 @@ def _folder() -> Iterator[Path]:
             yield Path(passing)
 
 
-def _compile(compiler: list[str], source: Path, library: Path) -> None:
+def _compile(compiler: list[str], source: Path, library: Path, flags: tuple[str, ...]) -> None:
     """Compile next to the library, then move it there at once: other processes may be doing the same."""
     handle, made = tempfile.mkstemp(dir=library.parent, suffix=".part")
     os.close(handle)
     try:
         for tuned in TUNED:
-            command = [*compiler, *FLAGS, *tuned, str(source), "-o", made, "-lm"]
+            command = [*compiler, *FLAGS, *flags, *tuned, str(source), "-o", made, "-lm"]
             done = subprocess.run(
                 command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=PATIENCE
             )

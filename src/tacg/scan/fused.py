@@ -20,8 +20,10 @@ SCALARS = (
 
 def by_name(token: Tensor, scalars: Tensor, needs: Needs) -> dict[str, Tensor]:
     """token int64 […], and of the scalars, float32 [11, …] in the order of `SCALARS`, what was asked for."""
-    contrast, asked = needs.contrast, needs.names | {"peak", "confidence"}
-    found = {"token": token} | {name: scalars[i] for i, name in enumerate(SCALARS) if name in asked}
+    contrast, names = needs.contrast, needs.names
+    peak, confidence, *others = scalars.unbind()
+    found = {"token": token, "peak": peak, "confidence": confidence}
+    found |= {name: each for name, each in zip(SCALARS[2:], others, strict=True) if name in names}
     if contrast is not None and contrast.fine:
-        found |= {name: from_others(scalars[SCALARS.index(f"{name}_others")]) for name in CONTRASTED if name in asked}
+        found |= {name: from_others(scalars[SCALARS.index(f"{name}_others")]) for name in CONTRASTED if name in names}
     return found

@@ -129,11 +129,13 @@ rows, slots      which of the logits belong to it, and where its history is (NUL
 first, observed  boards: whether it has no history yet, and whether to read it at all
 proposal         its token (NULL: the argmax)
 reference        EMA of the logits, or NULL; previous: logits of the last step, or NULL, and `norm`, their log-sum-exp
-token, scalars   the results, at the places that are observed: [count] and [11, count] */
+token, scalars   the results, at the places that are observed: [count] and [11, count]
+blank            write them elsewhere as well; only for one part, before all others */
 int64_t tacg_scan(const void *logits, int64_t stride, int narrow, int detailed, int64_t size, const int64_t *places,
                   const int64_t *rows, const int64_t *slots, const uint8_t *first, const uint8_t *observed,
                   const int64_t *proposal, float *reference, float *previous, float *norm, float w, float beta,
-                  int64_t *token, float *scalars, int64_t count, int64_t start, int64_t stop) {
+                  int64_t *token, float *scalars, int64_t count, int blank, int64_t start, int64_t stop) {
+    if (blank) tacg_blank(token, scalars, count);
     float z[CHUNK], ref[CHUNK], out[CHUNK], before[CHUNK] = {0};
     int64_t unusable = 0;
     for (int64_t p = start; p < stop; p++) {

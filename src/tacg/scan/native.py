@@ -44,7 +44,6 @@ def scan_boards(
     previous = memory.store("previous", logits) if "kl" in needs else None
     w, beta = (contrast.w, contrast.beta) if contrast else (0.0, 0.0)
     token, scalars = torch.empty(observed.shape, dtype=torch.int64), torch.empty(len(SCALARS), *observed.shape)
-    library.tacg_blank(token.data_ptr(), scalars.data_ptr(), observed.numel())
     given = [each if each is None else each.contiguous() for each in (places, rows, slots, first, observed, proposal)]
     arguments = (
         logits.data_ptr(), logits.stride(0), logits.dtype == torch.bfloat16, detailed, size,
@@ -53,11 +52,14 @@ def scan_boards(
     )  # fmt: skip
     parts = min(count, count * size // WORTHWHILE, torch.get_num_threads())
     if parts < 2:
-        unusable = run(*arguments, 0, count)
+        unusable = run(*arguments, True, 0, count)
     else:
+        library.tacg_blank(token.data_ptr(), scalars.data_ptr(), observed.numel())
         edges = [count * part // parts for part in range(parts + 1)]
-        helpers = [threads(parts - 1).submit(run, *arguments, *edges[part : part + 2]) for part in range(1, parts)]
-        unusable = run(*arguments, *edges[:2]) + sum(helper.result() for helper in helpers)
+        helpers = [
+            threads(parts - 1).submit(run, *arguments, False, *edges[part : part + 2]) for part in range(1, parts)
+        ]
+        unusable = run(*arguments, False, *edges[:2]) + sum(helper.result() for helper in helpers)
     return by_name(token, scalars, needs), not unusable
 
 
