@@ -62,7 +62,7 @@ notebooks: .venv/dev.stamp  ## run the example notebooks and save their output
 	$(BIN)/python scripts/run_notebooks.py examples/*.ipynb
 
 pocket: .venv/run.stamp  ## train the built-in model from scratch; run it again to continue
-	LD_PRELOAD=$(JEMALLOC) MALLOC_CONF=thp:always,dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0 \
+	LD_PRELOAD=$(JEMALLOC) MALLOC_CONF=thp:always,dirty_decay_ms:5000,muzzy_decay_ms:5000,oversize_threshold:0 \
 	OMP_WAIT_POLICY=passive $(BIN)/python recipes/pocket/train.py --run $(RUN) --steps $(STEPS) $(FLAGS)
 	$(BIN)/python recipes/pocket/export.py --run $(RUN) --out $(OUT) --ages $(AGES)
 	$(BIN)/python recipes/pocket/measure.py --model $(OUT) --n $(N) --picture $(OUT)/pocket.png $(MEASURE)

@@ -25,9 +25,9 @@ WORTHWHILE = 1 << 22  # multiplications that keep a thread busy for long enough 
 
 
 @functools.cache
-def kernel() -> tuple[ctypes.CDLL | None, str]:
-    """native_experts.c, compiled, and by what; or None, and why."""
-    found, how = library(Path(__file__).with_name("native_experts.c"))
+def kernel(*flags: str) -> tuple[ctypes.CDLL | None, str]:
+    """native_experts.c, compiled (with these flags as well), and by what; or None, and why."""
+    found, how = library(Path(__file__).with_name("native_experts.c"), *flags)
     if found is not None:
         address, number, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         found.tacg_gate_up.restype = found.tacg_down.restype = None
@@ -39,13 +39,24 @@ def kernel() -> tuple[ctypes.CDLL | None, str]:
 def is_native(x: Tensor, tables: Sequence[object]) -> bool:
     """Whether the kernel computes experts with these tables for x.
 
-    That is in float32, and in bfloat16 on a CPU that has no instructions for it. Gradients need PyTorch's operations.
+    That is in float32, and in bfloat16 if the kernel has instructions for it or PyTorch has none. Gradients need
+    PyTorch's operations.
     """
-    if x.device.type != "cpu" or not (x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and is_widened(x))):
+    if x.device.type != "cpu" or x.dtype not in (torch.float32, torch.bfloat16) or kernel()[0] is None:
         return False
-    fit = all(isinstance(each, Tensor) and each.dtype == x.dtype and each.is_contiguous() for each in tables)
-    learns = torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in (x, *tables))
-    return fit and not learns and kernel()[0] is not None
+    if not all(isinstance(each, Tensor) and each.dtype == x.dtype and each.is_contiguous() for each in tables):
+        return False
+    if torch.is_grad_enabled() and any(isinstance(each, Tensor) and each.requires_grad for each in (x, *tables)):
+        return False
+    if x.dtype == torch.bfloat16 and multiplies_pairs():
+        return not any(each.shape[-1] % 2 for each in tables if isinstance(each, Tensor))
+    return x.dtype == torch.float32 or is_widened(x)
+
+
+def multiplies_pairs() -> bool:
+    """Whether the kernel multiplies pairs of bfloat16, without widening them."""
+    found, _ = kernel()
+    return found is not None and bool(found.tacg_pairs())
 
 
 def mix(x: Tensor, chosen: Tensor, weight: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -55,16 +66,18 @@ def mix(x: Tensor, chosen: Tensor, weight: Tensor, gate: Tensor, up: Tensor, dow
     count, inner, width = gate.shape
     experts, order = chosen.flatten().sort(stable=True)
     token, ends = order // chosen.shape[1], torch.bincount(experts, minlength=count).cumsum(0)
-    scale, wide = weight.flatten()[order].float(), x.float().contiguous()
+    scale = weight.flatten()[order].float()
+    narrow = x.dtype == torch.bfloat16
+    here = (x if multiplies_pairs() else x.float()).contiguous()
     worthwhile = len(order) * 3 * inner * width // WORTHWHILE
     parts = max(1, min(worthwhile, torch.get_num_threads()))
     columns = torch.empty(parts, BLOCK * width)
     hidden = torch.empty((len(order) + min(count, len(order)) * (LANES - 1)) * inner)  # no group ends within a vector
-    made = torch.zeros(wide.shape)
-    sizes, sorted_by = (count, inner, width, x.dtype == torch.bfloat16), (token.data_ptr(), ends.data_ptr())
+    made = torch.zeros(x.shape)
+    sizes, sorted_by = (count, inner, width, narrow), (token.data_ptr(), ends.data_ptr())
 
     def gate_up(part: int) -> None:
-        tables = wide.data_ptr(), gate.data_ptr(), up.data_ptr()
+        tables = here.data_ptr(), gate.data_ptr(), up.data_ptr()
         found.tacg_gate_up(*tables, *sizes, *sorted_by, columns[part].data_ptr(), hidden.data_ptr(), part, parts)
 
     def back(part: int) -> None:
