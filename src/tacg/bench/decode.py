@@ -2,12 +2,14 @@
 
 plain     a loop like the published `generate`: the whole row goes through the output layer at every step, with a
           float64 softmax of all of it, one row at a time
+outside   a step without its forward, between real forwards, at batch 1
 products  only the same matrix products, on the same machine in the same run: no decode can be faster than these
 """
 
 from __future__ import annotations
 
 import contextlib
+import statistics
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +103,30 @@ def measure(model: Denoiser, prompts: Sequence[tuple[int, ...]], name: str, batc
         }  # fmt: skip
 
 
+def between_forwards(
+    model: Denoiser, prompt: tuple[int, ...], name: str, decode: Decode, repeats: int = 12
+) -> Iterator[ResultRow]:
+    """What one step of one row takes outside the model: the median over steps of each step's fastest time.
+
+    Between real forwards, because these leave nothing in the caches.
+    """
+    for spec in ("confidence", "tacg", "tacg+klass"):
+        policy, times, timed = get_policy(spec), defaultdict[int, list[float]](list), Watched(model)
+        for _ in range(repeats):
+            engine = Engine(timed, max_rows=1)
+            engine.submit(Request(prompt, policy, decode))
+            while engine.busy:
+                timed.seconds, began = 0.0, now(model.device)
+                engine.step(detail=False)
+                times[len(timed.calls)].append(now(model.device) - began - timed.seconds)
+            timed.calls.clear()
+        yield {
+            "bench": "decode", "model": name, "policy": policy.label, "batch": 1, "steps": float(len(times)),
+            "outside_ms": 1000 * statistics.median(min(each) for each in times.values()),
+            **surroundings(model.device),
+        }  # fmt: skip
+
+
 def run(model: Any, prompts: Sequence[tuple[int, ...]], policy: Policy, decode: Decode, batch: int) -> Any:
     """Decode all prompts, `batch` at a time."""
     return Engine(model, max_rows=batch).generate([Request(prompt, policy, decode) for prompt in prompts])
@@ -188,7 +214,7 @@ def products(model: Llada, calls: Sequence[tuple[int, int]], rows: int) -> float
 
 
 def tables(rows: Sequence[ResultRow]) -> list[Table]:
-    """Speed by batch size with shares of time, and the two comparisons."""
+    """Speed by batch size with shares of time, what a step costs outside the model, and the two comparisons."""
     columns = ("model", "batch", "policy", "tokens/s", "forward", "scan", "decide", "commit", "read", "rest", "against")
     lines = []
     for row in rows:
@@ -197,11 +223,12 @@ def tables(rows: Sequence[ResultRow]) -> list[Table]:
         versus = ""
         if "times_faster" in row:
             versus = f"{row['times_faster']:.1f}x plain"
+        if "outside_ms" in row:
+            versus = f"{row['outside_ms']:.2f} ms per step outside the forward"
         if "share_of_limit" in row:
             versus = f"{100 * row['share_of_limit']:.0f} % of products"
-        lines.append((
-            row["model"], str(row["batch"]), row["policy"], f"{row['tokens_per_second']:.0f}", *parts, versus
-        ))  # fmt: skip
+        pace = f"{row['tokens_per_second']:.0f}" if "tokens" in row else ""
+        lines.append((row["model"], str(row["batch"]), row["policy"], pace, *parts, versus))
     return [Table("Whole decodes", columns, tuple(lines))]
 
 

@@ -146,7 +146,7 @@ def main(
         rows = _collect(memory.measure(quick=quick), 3, out)
         present("What the reference takes", rows, memory.tables(rows), {}, out, as_json)
     elif kind == "decode":
-        rows = _collect(_decodes(loaded(), settings, quick, device), 3 if quick else 9, out)
+        rows = _collect(_decodes(loaded(), settings, quick, device), 6 if quick else 12, out)
         present("Whole decodes", rows, decode.tables(rows), {"shares.png": draw_shares}, out, as_json)
     elif kind == "device":
         from tacg.bench import device as simulated
@@ -239,6 +239,7 @@ def _decodes(llm: LLM, settings: dict[str, Any], quick: bool, device: str) -> It
     prompts = [tuple(llm.encode(problem.prompt)) for problem in task.problems("dev", 4 if quick else 64)]
     lengths = Decode().replace(**{**task.decode, "early_stop": False, **settings})
     yield from decode.measure(llm.model, prompts, model, (2,) if quick else decode.BATCHES, lengths)
+    yield from decode.between_forwards(llm.model, prompts[0], model, lengths, 2 if quick else 12)
     yield decode.against_plain(llm.model, prompts[0], model, lengths)
     for batch in (2,) if quick else decode.LIMITS:
         yield decode.near_the_limit(batch, quick=quick, device=device)
