@@ -31,6 +31,7 @@ from tacg.cli.common import (
     parse_settings,
     policy_option,
     ready_directory,
+    tasks_asked,
 )
 from tacg.cli.shown import present, progress
 
@@ -70,10 +71,9 @@ def main(
     from tacg.experiments.grid import Sample
     from tacg.records.plots import draw_dynamics
     from tacg.records.rows import Ledger
-    from tacg.tasks import task_names
 
     gates = policy or (["tacg"] if quick else ["tacg", "tacg+klass"])
-    tasks = load_tasks(task or (["pocket-sudoku"] if quick else task_names()), data, knob)
+    tasks = load_tasks(tasks_asked(task, model, quick), data, knob)
     n = min(n, 16) if quick else n
     settings = parse_settings(gates, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl")

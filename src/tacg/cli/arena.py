@@ -34,6 +34,7 @@ from tacg.cli.common import (
     parse_settings,
     policy_option,
     ready_directory,
+    tasks_asked,
     words_of,
 )
 from tacg.cli.shown import LONG, print_json, progress, show_tables
@@ -95,12 +96,11 @@ def main(
     from tacg.experiments.arena import CAREFUL, EVERY, FEW, cells, decoders
     from tacg.experiments.grid import Sample
     from tacg.policies import get_policy
-    from tacg.tasks import task_names
 
     out = ready_directory(out or Path("runs/arena-quick" if quick else "runs/arena"))
     specs = [get_policy(each).label for each in policy or decoders()]
     specs = list(dict.fromkeys([CAREFUL, *specs]))  # what all others are measured against
-    names = task or (["pocket-sudoku"] if quick else task_names())
+    names = tasks_asked(task, model, quick)
     tasks, settings = load_tasks(names, data, knob), parse_settings(specs, setting, cache)
     n = min(n, 4) if quick else n
     most = FEW if quick else EVERY

@@ -185,6 +185,18 @@ def load_task(name: str, data: Sequence[str] | None = None, pairs: Sequence[str]
     return load_tasks([name], data, pairs)[0]
 
 
+def tasks_asked(names: Sequence[str] | None, model: str, quick: bool = False) -> list[str]:
+    """The tasks that were named; otherwise those that the model was made for, and pocket's for any other model."""
+    from tacg.models.judges import JUDGES
+    from tacg.tasks import task_names
+
+    if names:
+        return list(names)
+    judge = JUDGES.get(model)
+    own = [judge.task] if judge and judge.task else task_names(model)
+    return own[-1:] if quick else own
+
+
 def load_tasks(
     names: Sequence[str], data: Sequence[str] | None = None, pairs: Sequence[str] | None = None
 ) -> list[Task]:

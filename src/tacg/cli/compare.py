@@ -31,6 +31,7 @@ from tacg.cli.common import (
     parse_settings,
     policy_option,
     ready_directory,
+    tasks_asked,
 )
 from tacg.cli.shown import present, progress, say
 
@@ -77,10 +78,9 @@ def main(
     from tacg.experiments.verdict import in_words
     from tacg.records.plots import draw_plane
     from tacg.records.rows import Ledger
-    from tacg.tasks import task_names
 
     policies = policy or list(DEFAULT_POLICIES)
-    tasks = load_tasks(task or task_names(), data, knob)
+    tasks = load_tasks(tasks_asked(task, model), data, knob)
     settings = parse_settings(policies, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl" if out is not None else None)
     llm = load_model(

@@ -34,6 +34,7 @@ from tacg.cli.common import (
     parse_settings,
     policy_option,
     ready_directory,
+    tasks_asked,
 )
 from tacg.cli.shown import present, progress
 from tacg.errors import TacgError
@@ -87,7 +88,6 @@ def main(
     from tacg.records.bins import SIGNALS
     from tacg.records.plots import draw_match
     from tacg.records.rows import Ledger
-    from tacg.tasks import task_names
     from tacg.tasks.prompts import OwnPrompts
 
     if target not in TARGETS:
@@ -97,9 +97,7 @@ def main(
     settings = parse_settings(policy, setting, cache)  # complain before anything is loaded
     known = read_law(law)
     tasks = (
-        [OwnPrompts(str(prompts))]
-        if prompts is not None
-        else load_tasks(task or (["pocket-sudoku"] if quick else task_names()), data, knob)
+        [OwnPrompts(str(prompts))] if prompts is not None else load_tasks(tasks_asked(task, model, quick), data, knob)
     )
     n = min(n, 16) if quick else n
     ledger = Ledger(ready_directory(out) / "rows.jsonl")

@@ -29,6 +29,7 @@ from tacg.cli.common import (
     load_tasks,
     parse_settings,
     ready_directory,
+    tasks_asked,
     words_of,
 )
 from tacg.cli.shown import print_json, progress
@@ -66,9 +67,8 @@ def main(
     from tacg.experiments.paper_report import write_report
     from tacg.experiments.paper_study import Scale, Study
     from tacg.files import make_room
-    from tacg.tasks import task_names
 
-    tasks = load_tasks(task or (["pocket-sudoku"] if quick else task_names()), data, knob)
+    tasks = load_tasks(tasks_asked(task, model, quick), data, knob)
     settings = parse_settings("tacg+klass", setting, cache)
     scale = Scale.glance() if quick else Scale()
     home = ready_directory(home or Path("runs/glance" if quick else "runs/report"))

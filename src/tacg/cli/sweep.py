@@ -33,6 +33,7 @@ from tacg.cli.common import (
     parse_value,
     policy_option,
     ready_directory,
+    tasks_asked,
 )
 from tacg.cli.shown import present, progress
 from tacg.errors import TacgError
@@ -89,7 +90,6 @@ def main(
     from tacg.experiments.sweep import sweep, tables
     from tacg.records.plots import draw_frontier, draw_heat
     from tacg.records.rows import Ledger
-    from tacg.tasks import task_names
 
     if name is not None and name not in NAMED:
         from tacg.errors import unknown
@@ -103,7 +103,7 @@ def main(
     if up and len(policies) > 1:
         raise TacgError(f"Heat maps show one policy, got {len(policies)}: leave out --y, or name one with --policy.")
     out = out or Path(f"runs/sweep-{name or across.label}")
-    tasks = load_tasks(task or (["pocket-sudoku"] if quick else task_names()), data, knob)
+    tasks = load_tasks(tasks_asked(task, model, quick), data, knob)
     n = min(n, 12) if quick else n
     settings = parse_settings(policies, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl")

@@ -61,8 +61,9 @@ RATE = {"held": COUNT, "of": COUNT, "rate": Number(0, 1), "threshold": Number(0,
 def tasks_for(model: str) -> list[Task]:
     """A model's tasks by default: a judge fills holes in texts of its own kind, others get the tasks of pocket."""
     judge = JUDGES.get(model)
-    names = task_names() if judge is None else [name for name in judged_names() if name.startswith(judge.task or "-")]
-    return [get_task(name) for name in names]
+    if judge is None:
+        return [get_task(name) for name in task_names(model)]
+    return [get_task(name) for name in judged_names() if name.startswith(judge.task or "-")]
 
 
 def plan(task: Task, quick: bool = False) -> list[Cell]:

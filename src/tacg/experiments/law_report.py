@@ -148,7 +148,7 @@ def wins(cells: Sequence[ResultRow]) -> str:
     if not cells:
         return "No cell is finished yet."
     right = [cell for cell in cells if cell["accuracy"] >= ANSWERED]  # AUP is about whole answers
-    unseen = [cell for cell in right if not _chosen_on(cell)]
+    unseen = [cell for cell in right if not chosen_on(cell)]
     tied = sum(cell["ahead_ci"][1] >= 0 for cell in unseen)
     saved = {goal: _mean(cells, AUTO, goal=goal) for goal in ("saved", "accuracy_saved")}
     return (
@@ -161,7 +161,7 @@ def wins(cells: Sequence[ResultRow]) -> str:
     )
 
 
-def _chosen_on(cell: ResultRow) -> bool:
+def chosen_on(cell: ResultRow) -> bool:
     """Whether `auto` was chosen on the model and the task, if with other problems."""
     return cell["task"] in task_names() or (cell["model"], cell["task"]) == ("rxnmapper", "reactions")
 
