@@ -40,9 +40,9 @@ EASY: dict[str, dict[str, int]] = {
 LONG = {"blocks": 4}  # wordier answers, so that a fourth block is not always padding: harder problems need it
 Mixture = list[tuple[str, dict[str, int], float]]
 OPENING: Mixture = [
-    ("free-math", EASY["free-math"], 0.30),
-    (DRILL, {}, 0.50),
-    ("free-code", EASY["free-code"], 0.20),
+    ("free-math", EASY["free-math"], 0.45),
+    (DRILL, {}, 0.25),
+    ("free-code", EASY["free-code"], 0.30),
 ]
 MIXTURE: Mixture = [
     ("free-math", {}, 0.15),

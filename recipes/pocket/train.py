@@ -1,6 +1,6 @@
 """Train pocket: a LLaDA of 2.3 M parameters, on a laptop's CPU. Interrupt it at any time; run it again to continue.
 
-    python recipes/pocket/train.py --run DIR --steps 5000
+    python recipes/pocket/train.py --run DIR --steps 5200
 
 DIR gets tokenizer files, `checkpoint.safetensors` (weights, their EMA, optimiser state, step), `loss.jsonl`, and
 `ages/` with the model at five stages of training.
@@ -48,9 +48,9 @@ class Plan:
     """How to train. The learning rate rises, stays, and falls to zero over the last `decay` of the steps."""
 
     steps: int
-    tokens_per_batch: int = 3072
+    tokens_per_batch: int = 6144
     shard_samples: int = 4096
-    opening_shards: int = 4
+    opening_shards: int = 10
     warmup: int = 200
     decay: float = 0.8
     muon_lr: float = 0.02
@@ -282,12 +282,12 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="directory of the run; run it again to continue")
-    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--steps", type=int, default=5200)
     parser.add_argument("--weighting", choices=["plain", "eq1"], default="eq1")
     parser.add_argument("--save-every", type=int, default=250)
-    parser.add_argument("--tokens-per-batch", type=int, default=3072)
+    parser.add_argument("--tokens-per-batch", type=int, default=6144)
     parser.add_argument("--shard-samples", type=int, default=4096)
-    parser.add_argument("--opening-shards", type=int, default=4, help="shards without sudokus at the start")
+    parser.add_argument("--opening-shards", type=int, default=10, help="shards without sudokus at the start")
     parser.add_argument("--shape", type=json.loads, default={}, help="JSON that overrides fields of config.json")
     asked = parser.parse_args()
     plan = Plan(
