@@ -185,7 +185,7 @@ def test_completion_offers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("words", "offered"),
-    [("compare --policy kla", "klass"), ("eval --task pocket-m", "pocket-math"), ("chat --model poc", "pocket")],
+    [("compare --policy kla", "klass"), ("eval --task pocket-m", "pocket-math"), ("chat --model ti", "tiny")],
 )
 def test_the_shell_completes(words: str, offered: str) -> None:
     asked = {"_TACG_COMPLETE": "complete_bash", "COMP_WORDS": f"tacg {words}", "COMP_CWORD": "3"}

@@ -30,6 +30,8 @@ from tacg.experiments.arena import (
     main_knob,
     standings,
 )
+from tacg.experiments.arena_cells import cells as auto_cells
+from tacg.experiments.arena_cells import summary
 from tacg.experiments.arena_report import best_table, frontier_table, gate_table, page_of, sections, write_arena
 from tacg.experiments.evaluate import evaluate
 from tacg.experiments.grid import SHAPE, Cell, Sample
@@ -171,6 +173,26 @@ def test_areas_have_intervals_where_forwards_are_known() -> None:
     assert gate["ahead"] == pytest.approx(-best["ahead"]), "behind the best by as much"
     assert gate["ahead_ci"][0] <= gate["ahead"] <= gate["ahead_ci"][1]
     assert "ahead" in best_table(rows).columns
+
+
+def test_auto_is_compared_in_every_arena() -> None:
+    """With the best other decoder, and with `confidence` at equal accuracy, where it was not chosen."""
+    mine = [made("auto", 0.85, 10, bound=0.05), made("auto(bound=0.2)", 0.70, 8, bound=0.2)]
+    arena = standings([*(row for row in ROWS if row["policy"] != "lookum"), *mine])
+    chosen = [row | {"task": "pocket-math"} for row in arena]
+    (cell, other) = auto_cells([*arena, *chosen])
+    assert (cell["rival"], cell["decoders"], cell["unseen"], other["unseen"]) == ("tacg", 4, True, False)
+    assert cell["ahead"] == pytest.approx(cell["aup"] - cell["rival_aup"])
+    assert cell["saved"] == pytest.approx(((1 - 10 / 30) + (1 - 8 / 15)) / 2), "the mean over both of its points"
+    text = summary([cell, other])
+    assert "`auto` was not chosen on 1 of these. There its AUP is the best in 1, " in text
+    assert "pocket-math (chosen on)" in text
+    behind = cell | {"ahead": -9.0, "ahead_ci": [-12.0, -1.0]}
+    assert "There its AUP is the best in 1, and the best or within its interval of the best in 1. " in summary(
+        [cell, behind]
+    )
+    assert "No arena yet" in summary([other])
+    assert not auto_cells(row for row in arena if row["spec"] != "confidence")
 
 
 def test_points_are_compared_on_the_problems_that_all_have_seen() -> None:
