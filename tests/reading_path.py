@@ -1,8 +1,8 @@
 """What one decode goes through: `python -m tests.reading_path` decodes a prompt by `tacg` with the built-in model.
 
 Prints, as JSON, every file of the package in which it enters a function: the lines of the functions entered, with their
-signatures and docstrings, and the lines of the whole file. Importing, loading and compiling are not counted. The gate and
-the commits run as PyTorch's operations, which say what their kernels in C do.
+signatures and docstrings, and the lines of the whole file. Importing, loading and compiling are not counted. The gate
+and the commits run as PyTorch's operations, which say what their kernels in C do.
 """
 
 from __future__ import annotations

@@ -59,9 +59,9 @@ def summary(cells: Sequence[ResultRow]) -> str:
     good, first = (sum(at(cell) >= 0 for cell in unseen) for at in (lambda cell: cell["ahead_ci"][1], _ahead))
     saved = 100 * mean(cell["saved"] for cell in unseen)
     said = (
-        f"`auto` was not chosen on {len(unseen)} of these. There its AUP is the best in {first}, and the best or within "
-        f"its interval of the best in {good}. At equal accuracy it saves {saved:.0f} % of the steps of `{DEFAULT_BASE}` "
-        "there, on average."
+        f"`auto` was not chosen on {len(unseen)} of these. There its AUP is the best in {first}, and the best or "
+        f"within its interval of the best in {good}. At equal accuracy it saves {saved:.0f} % of the steps of "
+        f"`{DEFAULT_BASE}` there, on average."
     )
     columns = ("model", "task", "n", "decoders", "settings", "AUP", "best other", "ahead", "steps saved %")
     return f"{said}\n\n{markdown_table(columns, [_line(cell) for cell in cells])}\n"

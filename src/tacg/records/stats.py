@@ -92,7 +92,7 @@ def aup(points: Sequence[tuple[float, float]], *, best: float | None = None, alp
     accuracy, by default the highest of the points.
     """
     ordered = sorted(points)
-    kept = [(tpf, y) for tpf, y in ordered if y >= ordered[0][1] - 5]
+    kept = [(tpf, y) for tpf, y in ordered if y >= ordered[0][1] - 5 - 1e-9]  # shares of n are not exact
     top = best if best is not None else max(y for _, y in kept)
     if top <= 0:
         return 0.0
