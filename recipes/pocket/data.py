@@ -37,6 +37,11 @@ EASY: dict[str, dict[str, int]] = {
     "free-code": {"min_steps": 2, "max_steps": 3},
     "free-sudoku": {"min_clues": 8, "max_clues": 10},
 }
+FULL: dict[str, dict[str, int]] = {
+    "free-math": {"min_events": 5, "max_events": 6},
+    "free-code": {"min_steps": 4, "max_steps": 5},
+    "free-sudoku": {"min_clues": 5, "max_clues": 7},
+}
 LONG = {"blocks": 4}  # wordier answers, so that a fourth block is not always padding: harder problems need it
 Mixture = list[tuple[str, dict[str, int], float]]
 OPENING: Mixture = [
@@ -45,14 +50,14 @@ OPENING: Mixture = [
     ("free-code", EASY["free-code"], 0.30),
 ]
 MIXTURE: Mixture = [
-    ("free-math", {}, 0.15),
-    ("free-math", LONG, 0.03),
+    ("free-math", FULL["free-math"], 0.15),
+    ("free-math", FULL["free-math"] | LONG, 0.03),
     ("free-math", EASY["free-math"], 0.15),
     (DRILL, {}, 0.04),
-    ("free-code", {}, 0.10),
-    ("free-code", LONG, 0.03),
+    ("free-code", FULL["free-code"], 0.10),
+    ("free-code", FULL["free-code"] | LONG, 0.03),
     ("free-code", EASY["free-code"], 0.14),
-    ("free-sudoku", {}, 0.12),
+    ("free-sudoku", FULL["free-sudoku"], 0.12),
     ("free-sudoku", EASY["free-sudoku"], 0.24),
 ]
 LONGER = 0.1  # share of samples that get more end-of-text padding than their task's answer length
@@ -79,7 +84,7 @@ def build_tokenizer(directory: Path) -> None:
     )
     words: Counter[str] = Counter()
     for name in dict.fromkeys(name for name, _, _ in MIXTURE):
-        for prompt, answer in _texts(-1, name, {}, 1000, random.Random(0))[0]:
+        for prompt, answer in _texts(-1, name, FULL.get(name, {}), 1000, random.Random(0))[0]:
             words.update(piece for piece, _ in split.pre_tokenize_str(f"{prompt}\n{answer}"))
     words.update(space + str(number) for number in range(100) for space in ("Ġ", ""))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
