@@ -8,7 +8,7 @@ PIP := $(BIN)/python $(INSTALL) --constraint constraints.txt
 # Where `make pocket` trains, for how many steps, where the model and its earlier versions go, on how many problems the
 # model is measured, which of its earlier versions are measured, and further options of measuring and training.
 RUN ?= runs/pocket
-STEPS ?= 5200
+STEPS ?= 6240
 N ?= 500
 OUT ?= $(RUN)/model
 AGES ?= $(RUN)/younger

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -30,8 +30,9 @@ CHAT_TEMPLATE = (
 
 # (task, difficulty, share of the samples). Language first: copying from the prompt is learned in a few hundred steps
 # without sudokus, and hardly at all together with them (docs/log.md). Easier problems help with the harder ones.
-# Drills are sums without a story: a story holds six of them in 150 tokens, a drill thirteen.
-DRILL = "drill"
+# Drills are sums without a story: a story holds six of them in 150 tokens, a drill thirteen. In SUMS only their results
+# are masked: where everything may be, most masked tokens are copies, and adding is hardly practised (docs/log.md).
+DRILL, SUMS = "drill", "sums"
 EASY: dict[str, dict[str, int]] = {
     "free-math": {"min_events": 3, "max_events": 4},
     "free-code": {"min_steps": 2, "max_steps": 3},
@@ -60,6 +61,17 @@ MIXTURE: Mixture = [
     ("free-sudoku", FULL["free-sudoku"], 0.12),
     ("free-sudoku", EASY["free-sudoku"], 0.24),
 ]
+CLOSING: Mixture = [
+    ("free-math", FULL["free-math"], 0.17),
+    ("free-math", FULL["free-math"] | LONG, 0.03),
+    ("free-math", EASY["free-math"], 0.18),
+    (SUMS, {}, 0.20),
+    ("free-code", FULL["free-code"], 0.08),
+    ("free-code", FULL["free-code"] | LONG, 0.03),
+    ("free-code", EASY["free-code"], 0.08),
+    ("free-sudoku", FULL["free-sudoku"], 0.10),
+    ("free-sudoku", EASY["free-sudoku"], 0.13),
+]
 LONGER = 0.1  # share of samples that get more end-of-text padding than their task's answer length
 
 
@@ -70,6 +82,13 @@ class Batch:
     tokens: Tensor
     answer: Tensor
     lengths: list[int]
+
+
+class Row(NamedTuple):
+    """A prompt with its answer, as token ids, and which of them may be masked."""
+
+    tokens: list[int]
+    answer: list[bool]
 
 
 def build_tokenizer(directory: Path) -> None:
@@ -99,22 +118,19 @@ def build_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def shard(
-    tokenizer: Tokenizer, number: int, samples: int, tokens_per_batch: int, opening: int, mixture: Mixture | None = None
-) -> list[Batch]:
-    """Training batches of shard `number`, in random order; the first `opening` shards hold language only.
+def shard(tokenizer: Tokenizer, number: int, samples: int, tokens_per_batch: int, mixture: Mixture) -> list[Batch]:
+    """Training batches of shard `number`, in random order.
 
     Every batch holds the whole mixture: a step on one task alone pulls the model away from the others. Within a task,
     rows of a batch have nearly the same length, so that they can attend together.
     """
     rng = random.Random(f"pocket/{number}")
-    mixture = mixture or (OPENING if number < opening else MIXTURE)
     parts = [_rows(tokenizer, number, name, knobs, round(samples * share), rng) for name, knobs, share in mixture]
-    total = sum(len(prompt) + len(answer) for rows in parts for prompt, answer in rows)
+    total = sum(len(row.tokens) for rows in parts for row in rows)
     count = max(1, total // tokens_per_batch)
     chunks = []
     for rows in parts:
-        rows.sort(key=lambda row: len(row[0]) + len(row[1]))
+        rows.sort(key=lambda row: len(row.tokens))
         edges = [len(rows) * edge // count for edge in range(count + 1)]
         chunks.append([rows[start:stop] for start, stop in pairwise(edges)])
         rng.shuffle(chunks[-1])
@@ -123,23 +139,31 @@ def shard(
 
 def _rows(
     tokenizer: Tokenizer, number: int, name: str, knobs: dict[str, int], count: int, rng: random.Random
-) -> list[tuple[list[int], list[int]]]:
-    """(prompt ids, answer ids with end-of-text padding) of one part of the mixture."""
+) -> list[Row]:
+    """One part of the mixture; answers are padded with end-of-text."""
     eos, texts, usual = tokenizer.token_to_id(EOS), *_texts(number, name, knobs, max(1, count), rng)
     prompts = tokenizer.encode_batch([f"{USER}{prompt}{ASSISTANT}" for prompt, _ in texts])
     answers = tokenizer.encode_batch([answer for _, answer in texts])
     rows = []
     for prompt, answer in zip(prompts, answers, strict=True):
         length = rng.randrange(usual, 193, 32) if rng.random() < LONGER else usual
-        rows.append((prompt.ids, answer.ids + [eos] * (length - len(answer.ids))))
+        padded = to_row(prompt.ids, answer.ids + [eos] * (length - len(answer.ids)))
+        rows.append(padded if name != SUMS else _results_only(padded, tokenizer))
     return rows
+
+
+def _results_only(row: Row, tokenizer: Tokenizer) -> Row:
+    """Only what stands before a full stop in the answer may be masked."""
+    stop = tokenizer.token_to_id(".")
+    following = [*row.tokens[1:], None]
+    return row._replace(answer=[mine and after == stop for mine, after in zip(row.answer, following, strict=True)])
 
 
 def _texts(
     number: int, name: str, knobs: dict[str, int], count: int, rng: random.Random
 ) -> tuple[list[tuple[str, str]], int]:
     """Prompts with their answers, and the length that answers are decoded with."""
-    if name == DRILL:
+    if name in (DRILL, SUMS):
         return [_drill(rng) for _ in range(count)], 96
     task = get_task(name, **knobs)
     problems = islice(task.problems("train", seed=number + 1), count)
@@ -162,8 +186,12 @@ def _drill(rng: random.Random) -> tuple[str, str]:
     return f"Work it out:{','.join(asked)}", "".join(answered)
 
 
-def pack(rows: list[tuple[list[int], list[int]]]) -> Batch:
-    """(prompt ids, answer ids), concatenated."""
-    tokens = [token for prompt, answer in rows for token in (*prompt, *answer)]
-    answer = [flag for prompt, answer in rows for flag in (*[False] * len(prompt), *[True] * len(answer))]
-    return Batch(torch.tensor(tokens), torch.tensor(answer), [len(prompt) + len(answer) for prompt, answer in rows])
+def to_row(prompt: list[int], answer: list[int]) -> Row:
+    """All of the answer may be masked."""
+    return Row(prompt + answer, [False] * len(prompt) + [True] * len(answer))
+
+
+def pack(rows: list[Row]) -> Batch:
+    """All rows, concatenated."""
+    tokens, answer = (torch.tensor([each for row in rows for each in row[part]]) for part in (0, 1))
+    return Batch(tokens, answer, [len(row.tokens) for row in rows])

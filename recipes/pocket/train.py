@@ -1,6 +1,6 @@
 """Train pocket: a LLaDA of 2.3 M parameters, on a laptop's CPU. Interrupt it at any time; run it again to continue.
 
-    python recipes/pocket/train.py --run DIR --steps 5200
+    python recipes/pocket/train.py --run DIR --steps 6240
 
 DIR gets tokenizer files, `checkpoint.safetensors` (weights, their EMA, optimiser state, step), `loss.jsonl`, and
 `ages/` with the model at five stages of training.
@@ -15,10 +15,10 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from data import MASK, Batch, build_tokenizer, shard
+from data import CLOSING, MASK, MIXTURE, OPENING, Batch, build_tokenizer, shard
 from muon import FAST, Muon
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -28,6 +28,9 @@ from torch.nn import functional as F
 
 from tacg.models.base import whole
 from tacg.models.llada import Llada, LladaConfig
+
+if TYPE_CHECKING:
+    from data import Mixture
 
 SHAPE: dict[str, Any] = {
     "model_type": "llada",
@@ -45,20 +48,24 @@ SHAPE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """How to train. The learning rate rises, stays, and falls to zero over the last `decay` of the steps."""
+    """How to train. The learning rate rises, stays for a sixth of the steps, and falls to half, then to zero.
+
+    opening_shards  how many shards have no sudokus
+    closing_from    the shard from which sums are practised by themselves
+    """
 
     steps: int
     tokens_per_batch: int = 6144
     shard_samples: int = 4096
     opening_shards: int = 10
+    closing_from: int = 30
     warmup: int = 200
-    decay: float = 0.8
     muon_lr: float = 0.02
     adam_lr: float = 0.003
     ema: float = 0.998
     weighting: str = "eq1"
     save_every: int = 250
-    ages: tuple[float, ...] = (0.08, 0.15, 0.3, 0.55, 1.0)  # shares of the steps after which the model is kept
+    ages: tuple[float, ...] = (1 / 15, 1 / 8, 1 / 4, 11 / 24, 1.0)  # shares of the steps after which it is kept
     seed: int = 0
 
     @property
@@ -68,8 +75,12 @@ class Plan:
 
     def rate(self, step: int) -> float:
         """The learning rate at a step, as a share of its peak."""
-        falling = max(1, int(self.steps * self.decay))
-        return min(1.0, (step + 1) / self.warmup, (self.steps - step) / falling)
+        left = (self.steps - step) / self.steps
+        return min(1.0, (step + 1) / self.warmup, 0.5 + 1.5 * (left - 0.5) if left > 0.5 else left)
+
+    def mixture(self, number: int) -> Mixture:
+        """What a shard consists of."""
+        return OPENING if number < self.opening_shards else MIXTURE if number < self.closing_from else CLOSING
 
 
 class Trainer:
@@ -145,7 +156,7 @@ class Trainer:
     def _batches(self, number: int) -> list[Batch]:
         plan = self.plan
         if self._cached is None or self._cached[0] != number:
-            made = shard(self.tokenizer, number, plan.shard_samples, plan.tokens_per_batch, plan.opening_shards)
+            made = shard(self.tokenizer, number, plan.shard_samples, plan.tokens_per_batch, plan.mixture(number))
             self._cached = (number, made)
         return self._cached[1]
 
@@ -282,12 +293,13 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="directory of the run; run it again to continue")
-    parser.add_argument("--steps", type=int, default=5200)
+    parser.add_argument("--steps", type=int, default=6240)
     parser.add_argument("--weighting", choices=["plain", "eq1"], default="eq1")
     parser.add_argument("--save-every", type=int, default=250)
     parser.add_argument("--tokens-per-batch", type=int, default=6144)
     parser.add_argument("--shard-samples", type=int, default=4096)
     parser.add_argument("--opening-shards", type=int, default=10, help="shards without sudokus at the start")
+    parser.add_argument("--closing-from", type=int, default=30, help="shard from which sums are practised")
     parser.add_argument("--shape", type=json.loads, default={}, help="JSON that overrides fields of config.json")
     asked = parser.parse_args()
     plan = Plan(
@@ -297,6 +309,7 @@ def main() -> None:
         tokens_per_batch=asked.tokens_per_batch,
         shard_samples=asked.shard_samples,
         opening_shards=asked.opening_shards,
+        closing_from=asked.closing_from,
     )
     Trainer(asked.run, plan, SHAPE | asked.shape).train()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from data import ASSISTANT, USER, Mixture, pack, shard
+from data import ASSISTANT, USER, Mixture, pack, shard, to_row
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import nn
@@ -89,7 +89,7 @@ def _batches(tokenizer: Tokenizer, steps: int, samples: int, tokens: int) -> Ite
     """One for each step, of fresh problems all the time."""
     step, number = 0, 0
     while step < steps:
-        made = shard(tokenizer, number, samples, tokens, 0, OPENING if step < OPENING_SHARE * steps else MIXTURE)
+        made = shard(tokenizer, number, samples, tokens, OPENING if step < OPENING_SHARE * steps else MIXTURE)
         yield from made[: steps - step]
         step, number = step + len(made), number + 1
 
@@ -108,7 +108,7 @@ def measure(network: Qwen2, tokenizer: Tokenizer, task: str, n: int = 100) -> di
     rows = []
     for problem in get_task(task).problems("dev", n, 0):
         prompt = tokenizer.encode(f"{USER}{problem.prompt}{ASSISTANT}").ids
-        rows.append((prompt, [*tokenizer.encode(problem.answer).ids, 0]))
+        rows.append(to_row(prompt, [*tokenizer.encode(problem.answer).ids, 0]))
     loss, right = _predicted(network, pack(rows))
     return {"loss": round(float(loss), 4), "right": round(right, 4), "n": n}
 

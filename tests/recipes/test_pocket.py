@@ -16,12 +16,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 import tacg
 from tacg.models.loading import locate
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "pocket"
 SMALL = ["--shard-samples", "48", "--tokens-per-batch", "1024", "--save-every", "2", "--opening-shards", "1"]
+SMALL += ["--closing-from", "1"]
 SMALL += ["--shape", json.dumps({"d_model": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 64})]
 
 
@@ -53,6 +55,21 @@ def test_a_killed_run_resumes_as_if_nothing_had_happened(whole: Path, tmp_path: 
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         assert torch.allclose(ours[name], tensor, atol=1e-5), name
+
+
+def test_some_drills_mask_only_results(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands and wording are given, so that every masked token is a sum."""
+    monkeypatch.syspath_prepend(RECIPE)
+    data = importlib.import_module("data")
+    tokenizer = Tokenizer.from_file(str(whole / "tokenizer.json"))
+    batch = data.shard(tokenizer, 40, 20, 10**6, [(data.SUMS, {}, 1.0)])[0]
+    masked = batch.answer.nonzero().squeeze(1)
+    assert len(batch.lengths) == 20
+    assert len(masked) > 200
+    for place in masked.tolist():
+        number, stop = (tokenizer.id_to_token(int(batch.tokens[at])) for at in (place, place + 1))
+        assert number.strip("Ġ").isdigit()
+        assert stop == "."
 
 
 def test_a_verifier_is_trained_in_a_moment(tmp_path: Path) -> None:
