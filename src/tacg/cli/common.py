@@ -193,7 +193,7 @@ def tasks_asked(names: Sequence[str] | None, model: str, quick: bool = False) ->
     if names:
         return list(names)
     judge = JUDGES.get(model)
-    own = [judge.task] if judge and judge.task else task_names(model)
+    own = [judge.task] if judge and judge.task else task_names()
     return own[-1:] if quick else own
 
 
