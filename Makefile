@@ -5,10 +5,11 @@ BIN := .venv/bin
 INSTALL := -m pip install --quiet --no-compile --disable-pip-version-check
 PIP := $(BIN)/python $(INSTALL) --constraint constraints.txt
 
-# Where `make pocket` trains, for how many steps, where the model and its earlier versions go, on how many problems the
+# Where `make pocket` trains, for how many steps, in how many processes, where the model and its earlier versions go, on how many problems the
 # model is measured, which of its earlier versions are measured, and further options of measuring and training.
 RUN ?= runs/pocket
 STEPS ?= 6240
+PROCESSES ?= 2
 N ?= 500
 OUT ?= $(RUN)/model
 AGES ?= $(RUN)/younger
@@ -18,6 +19,8 @@ FLAGS ?=
 # Which tests of other engines to run: an expression for pytest -k.
 ONLY ?=
 JEMALLOC ?= $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2 /usr/lib/libjemalloc.so.2 /usr/lib64/libjemalloc.so.2))
+
+TRAIN = $(BIN)/$(if $(filter 1,$(PROCESSES)),python,torchrun --standalone --nproc-per-node $(PROCESSES) --)
 
 .PHONY: demo test test-engines lint format docs setup pocket decoder-pages recording notebooks clean
 
@@ -63,7 +66,7 @@ notebooks: .venv/dev.stamp  ## run the example notebooks and save their output
 
 pocket: .venv/run.stamp  ## train the built-in model from scratch; run it again to continue
 	LD_PRELOAD=$(JEMALLOC) MALLOC_CONF=thp:always,dirty_decay_ms:5000,muzzy_decay_ms:5000,oversize_threshold:0 \
-	OMP_WAIT_POLICY=passive $(BIN)/python recipes/pocket/train.py --run $(RUN) --steps $(STEPS) $(FLAGS)
+	OMP_WAIT_POLICY=passive $(TRAIN) recipes/pocket/train.py --run $(RUN) --steps $(STEPS) $(FLAGS)
 	$(BIN)/python recipes/pocket/export.py --run $(RUN) --out $(OUT) --ages $(AGES)
 	$(BIN)/python recipes/pocket/measure.py --model $(OUT) --n $(N) --picture $(OUT)/pocket.png $(MEASURE)
 	$(BIN)/python recipes/pocket/measure.py --model $(AGES)/$(MEASURED) --n $(N) --brief

@@ -1,7 +1,9 @@
 """Train pocket: a LLaDA of 2.3 M parameters, on a laptop's CPU. Interrupt it at any time; run it again to continue.
 
     python recipes/pocket/train.py --run DIR --steps 6240
+    torchrun --standalone --nproc-per-node 2 -- recipes/pocket/train.py --run DIR --steps 6240
 
+The second line uses two processes, each with half of every batch: with two cores, faster than two threads.
 DIR gets tokenizer files, `checkpoint.safetensors` (weights, their EMA, optimiser state, step), `loss.jsonl`, and
 `ages/` with the model at five stages of training.
 Everything is derived from the step number, so a resumed run equals one that was never interrupted.
@@ -23,7 +25,7 @@ from muon import FAST, Muon
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
 from tacg.models.base import whole
@@ -83,6 +85,25 @@ class Plan:
         return OPENING if number < self.opening_shards else MIXTURE if number < self.closing_from else CLOSING
 
 
+class Parts:
+    """Which rows of a batch are this process's, out of how many processes, as torchrun says; without it, all rows."""
+
+    def __init__(self) -> None:
+        self.mine, self.all = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        self.first = self.mine == 0
+
+    def summed(self, loss: Tensor, gradients: list[Tensor]) -> Tensor:
+        """The loss of all processes; the gradients become the sums over them."""
+        if self.all == 1:
+            return loss
+        flat = torch.cat([loss.view(1), *(each.view(-1) for each in gradients)])
+        distributed.all_reduce(flat)
+        total, *sums = flat.split([1, *(each.numel() for each in gradients)])
+        for gradient, each in zip(gradients, sums, strict=True):
+            gradient.copy_(each.view_as(gradient))
+        return total[0]
+
+
 class Trainer:
     """The model, its EMA, its optimisers, and where they are kept."""
 
@@ -117,17 +138,19 @@ class Trainer:
     def train(self) -> None:
         """Train to the last step, saving from time to time."""
         began, tokens, losses = time.monotonic(), 0, []
+        parts = Parts()
         while self.step < self.plan.steps:
             for batch in self._remaining():
-                losses.append(self._update(batch))
+                losses.append(self._update(batch, parts))
                 tokens += len(batch.tokens)
                 self.step += 1
                 if self.step % 50 == 0 or self.step == self.plan.steps:
-                    self._log(sum(losses) / len(losses), tokens / (time.monotonic() - began))
+                    if parts.first:
+                        self._log(sum(losses) / len(losses), tokens / (time.monotonic() - began))
                     began, tokens, losses = time.monotonic(), 0, []
-                if self.step in self.plan.kept:
+                if self.step in self.plan.kept and parts.first:
                     self._keep()
-                if self.step % self.plan.save_every == 0 or self.step == self.plan.steps:
+                if parts.first and (self.step % self.plan.save_every == 0 or self.step == self.plan.steps):
                     self.save()
                 if self.step == self.plan.steps:
                     break
@@ -150,7 +173,10 @@ class Trainer:
                 return number, ends[number - 1] if number else 0, end
         number, start = len(ends), ends[-1] if ends else 0
         stop = start + len(self._batches(number))
-        self._ledger.write_text(json.dumps([*ends, stop]))
+        if Parts().first:
+            new = self._ledger.with_suffix(".new")
+            new.write_text(json.dumps([*ends, stop]))
+            os.replace(new, self._ledger)  # whole, for the other processes that read it
         return number, start, stop
 
     def _batches(self, number: int) -> list[Batch]:
@@ -164,12 +190,13 @@ class Trainer:
     def _ledger(self) -> Path:
         return self.run / "shards.json"
 
-    def _update(self, batch: Batch) -> float:
+    def _update(self, batch: Batch, parts: Parts) -> float:
         for name, optimiser in self.optimisers.items():
             for group in optimiser.param_groups:
                 group["lr"] = self.peaks[name] * self.plan.rate(self.step)
-        loss = diffusion_loss(self.model, batch, self.mask_id, self.plan, self.step)
+        loss = diffusion_loss(self.model, batch, self.mask_id, self.plan, self.step, parts)
         loss.backward()  # type: ignore[no-untyped-call]
+        loss = parts.summed(loss.detach(), [each.grad for each in self.model.parameters() if each.grad is not None])
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser in self.optimisers.values():
             optimiser.step()
@@ -178,7 +205,7 @@ class Trainer:
         with torch.no_grad():
             for name, value in self.model.state_dict().items():
                 self.ema[name].lerp_(value, 1 - keep)
-        return float(loss.detach())
+        return float(loss)
 
     def _log(self, loss: float, speed: float) -> None:
         row = {"step": self.step, "loss": round(loss, 5), "rate": round(self.plan.rate(self.step), 4)}
@@ -259,8 +286,10 @@ def teach_numbers(tokenizer: Tokenizer, table: Tensor, head: Tensor) -> None:
                 rows[token] = (rows[token] + size * placed[number]) * 0.5**0.5
 
 
-def diffusion_loss(model: Llada, batch: Batch, mask_id: int, plan: Plan, step: int) -> Tensor:
+def diffusion_loss(model: Llada, batch: Batch, mask_id: int, plan: Plan, step: int, parts: Parts) -> Tensor:
     """The masked-diffusion objective: each row draws a noise level t and masks its answer with probability t.
+
+    Of several processes, each computes the terms of its own rows. Their sum is the objective.
 
     `eq1` is the paper's Eq. 1, with 1/t taken as answer length over masked count, which has the same mean and less
     noise; `plain` is the mean over all masked tokens of the batch, which weighs noisy rows more.
@@ -271,12 +300,14 @@ def diffusion_loss(model: Llada, batch: Batch, mask_id: int, plan: Plan, step: i
     level = level[torch.randperm(rows, generator=generator)]
     row = torch.repeat_interleave(torch.arange(rows), torch.tensor(batch.lengths))
     hidden = batch.answer & (torch.rand(len(row), generator=generator) < level[row])
-    select = hidden.nonzero().squeeze(1)
-    logits = model(batch.tokens.masked_fill(hidden, mask_id), whole(batch.lengths), select)
-    losses = F.cross_entropy(logits, batch.tokens[select], reduction="none")
+    count = torch.zeros(rows).index_add_(0, row, hidden.float())
+    mine = row % parts.all == parts.mine
+    tokens, masked, row = batch.tokens[mine], hidden[mine], row[mine]
+    select = masked.nonzero().squeeze(1)
+    logits = model(tokens.masked_fill(masked, mask_id), whole(batch.lengths[parts.mine :: parts.all]), select)
+    losses = F.cross_entropy(logits, tokens[select], reduction="none")
     if plan.weighting == "plain":
-        return losses.mean()
-    count = torch.zeros(rows).index_add_(0, row[select], torch.ones(len(select)))
+        return losses.sum() / count.sum()
     return (losses / count[row[select]]).sum() / rows
 
 
@@ -311,7 +342,11 @@ def main() -> None:
         opening_shards=asked.opening_shards,
         closing_from=asked.closing_from,
     )
+    if Parts().all > 1:
+        distributed.init_process_group("gloo")
     Trainer(asked.run, plan, SHAPE | asked.shape).train()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -57,6 +57,37 @@ def test_a_killed_run_resumes_as_if_nothing_had_happened(whole: Path, tmp_path: 
         assert torch.allclose(ours[name], tensor, atol=1e-5), name
 
 
+def test_two_processes_train_as_one(whole: Path, tmp_path: Path) -> None:
+    """Each has half of every batch; sums are taken in another order."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--"]
+    subprocess.run([*launch, *command(tmp_path, 12)[1:]], check=True, timeout=300, capture_output=True)
+    ours, theirs = (json.loads((run / "loss.jsonl").read_text()) for run in (tmp_path, whole))
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+    weights, others = (load_file(run / "checkpoint.safetensors") for run in (tmp_path, whole))
+    assert all(torch.allclose(weights[name], other, atol=5e-3) for name, other in others.items() if "model/" in name)
+
+
+@pytest.mark.parametrize("weighting", ["eq1", "plain"])
+def test_the_parts_of_the_loss_sum_to_the_whole(
+    weighting: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(RECIPE)
+    train, data = (importlib.import_module(name) for name in ("train", "data"))
+    shape = train.SHAPE | json.loads(SMALL[SMALL.index("--shape") + 1])
+    trainer = train.Trainer(tmp_path, train.Plan(steps=12, weighting=weighting), shape)
+    batch = data.shard(trainer.tokenizer, 0, 10, 10**6, data.OPENING)[0]
+
+    def gradients(part: int, parts: int) -> list[torch.Tensor]:
+        monkeypatch.setenv("RANK", str(part))
+        monkeypatch.setenv("WORLD_SIZE", str(parts))
+        loss = train.diffusion_loss(trainer.model, batch, trainer.mask_id, trainer.plan, 3, train.Parts())
+        return [loss.detach(), *torch.autograd.grad(loss, list(trainer.model.parameters()))]
+
+    thirds = [gradients(part, 3) for part in range(3)]
+    for one, *three in zip(gradients(0, 1), *thirds, strict=True):
+        assert torch.allclose(one, sum(three), atol=2e-2 * float(one.abs().max()))
+
+
 def test_some_drills_mask_only_results(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands and wording are given, so that every masked token is a sum."""
     monkeypatch.syspath_prepend(RECIPE)
