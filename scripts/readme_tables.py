@@ -18,7 +18,7 @@ from tacg.records.flat import read_rows
 
 README, HELP, JUDGES = Path("README.md"), Path("docs/does-it-help.md"), Path("docs/judges.md")
 ARENA, LAW = Path("docs/arena/rows.jsonl"), Path("docs/results/rows.jsonl")
-JUDGED = ("judges/rxnmapper", "judges/rxnfp")
+JUDGED = ("judges/rxnmapper", "judges/rxnfp", "judges/antiberty")
 ARENAS = sorted(Path("docs").glob("arena*/rows.jsonl")) + sorted(Path("docs/judges").glob("*/rows.jsonl"))
 STUDIES = [
     Path("docs") / name / "rows.jsonl"

@@ -10,7 +10,8 @@ from tacg.experiments.does_it_help import MARKS, answer, gains, runs, with_answe
 from tacg.records.flat import read_rows
 
 HOME = Path(__file__).parents[2]
-STUDIES = ("archive/results-1", "archive/results-2", "archive/results-3", "arena", "judges/rxnmapper", "judges/rxnfp")
+JUDGED = ("judges/rxnmapper", "judges/rxnfp", "judges/antiberty")
+STUDIES = ("archive/results-1", "archive/results-2", "archive/results-3", "arena", *JUDGED)
 
 
 def row(policy: str, accuracy: float, steps: int, n: int = 400, **settings: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from tacg.policies import get_policy
 from tests.policies.test_policies import committed, signals
 
-ALONE = {"lean": 0, "ahead": 0.0, "care": 0.0}  # the same budget in every step, one block at a time
+ALONE = {"lean": 0, "ahead": 0.0}  # the budget alone, one block at a time
 
 
 def ready(knobs: dict[str, float], proposals: list[list[int]], confidence: list[float]) -> list[list[int]]:
@@ -45,21 +45,10 @@ def test_there_is_a_least_cost() -> None:
     assert ready(knobs | {"least": 0.0}, [[1, 1, 1]] * 5, sure)[-1] == [0, 1, 2]
 
 
-def test_the_budget_grows_while_a_block_fills() -> None:
-    """A half of it is missing at first; once two of four masks are left, a quarter is."""
-    policy = get_policy("auto", **ALONE | {"bound": 1.0, "care": 0.5, "discount": 1.0})
-    given = signals([0.75, 0.75, 0.5, 0.5], step=0)
-    first, state = policy.decide(given, policy.start(1, 4, torch.device("cpu")))
-    left = torch.tensor([[False, False, True, True]])
-    second, _ = policy.decide(replace(signals([0.75, 0.75, 0.75, 0.25], step=1), eligible=left), state)
-    assert first.base.tolist() == [[True, True, False, False]], "0.25 + 0.25 is all of 0.5"
-    assert second.base.tolist() == [[False, False, True, False]], "0.25 + 0.75 is more than 0.75"
-
-
 def test_a_lean_step_gets_one_more() -> None:
     given = signals([0.9, 0.8, 0.99, 0.98])
     for lean, passing in ((0, [2, 3]), (2, [2, 3]), (3, [0, 2, 3])):
-        assert committed(get_policy("auto", **ALONE | {"bound": 0.04, "lean": lean}), given) == passing
+        assert committed(get_policy("auto", bound=0.04, lean=lean, ahead=0.0), given) == passing
 
 
 def test_later_blocks_take_part_only_if_nearly_certain_and_open_early() -> None:
@@ -72,12 +61,12 @@ def test_later_blocks_take_part_only_if_nearly_certain_and_open_early() -> None:
     )  # fmt: skip
     cases = ((0.2, 0.05, [0, 3], 3), (0.2, 0.08, [0, 2, 3], 3), (0.05, 0.08, [3], 3), (0.2, 0.01, [0], 2))
     for bound, ahead, passing, opened in cases:
-        policy = get_policy("auto", bound=bound, ahead=ahead, lean=0, care=0.0, add=0.5)
+        policy = get_policy("auto", bound=bound, ahead=ahead, lean=0, add=0.5)
         decision, _ = policy.decide(given, policy.start(1, 6, torch.device("cpu")))
         assert decision.base[0].nonzero()[:, 0].tolist() == passing, (bound, ahead)
         assert decision.open is not None
         assert decision.open.tolist() == [opened]
-    lean = get_policy("auto", bound=0.05, ahead=0.08, lean=3, care=0.0)
+    lean = get_policy("auto", bound=0.05, ahead=0.08, lean=3)
     decision, _ = lean.decide(given, lean.start(1, 6, torch.device("cpu")))
     assert decision.base[0].nonzero()[:, 0].tolist() == [0, 3], "the one more is from the active block"
     assert get_policy("auto", ahead=0.0).needs.scope == "block"

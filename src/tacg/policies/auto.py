@@ -30,21 +30,15 @@ class Auto(Policy):
     wrong. A proposal that stayed the same while others were committed is safer than its confidence says, so each step
     without a change reduces its cost, down to the share `least`.
 
-    The budget is smaller at first: while all of a block is masked, the share `care` of it is missing. A model knows least
-    then, and what it commits first is what everything else must fit.
-
     Later blocks open early, but only for what is nearly certain: all of their doubts must fit into `ahead`. If few
     positions pass, the next surest of the active block passes, too. Text that could go on in several ways has to be
     started somehow.
     """
 
     name: ClassVar[str] = "auto"
-    frontier: ClassVar = ("bound", (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.005))
+    frontier: ClassVar = ("bound", (0.5, 0.2, 0.1, 0.05, 0.02, 0.005, 0.001))
 
-    bound: float = knob(0.1, "bound on the sum of doubts", symbol="γ", low=0, per_row=True)
-    care: float = knob(
-        0.8, "share of the bound that is missing while a block is all masked", symbol="c", low=0, high=1, per_row=True
-    )
+    bound: float = knob(0.05, "bound on the sum of doubts", symbol="γ", low=0, per_row=True)
     discount: float = knob(
         0.5, "factor on a proposal's cost for each step without a change", symbol="δ", low=0, high=1, per_row=True
     )
@@ -61,25 +55,22 @@ class Auto(Policy):
         return Needs(scope="open" if self.ahead else "block")
 
     def start(self, rows: int, width: int, device: torch.device) -> State:
-        """tokens and streak int64 [rows, width]; masks int64 [rows, 1]: how many the block began with."""
+        """tokens and streak int64 [rows, width]."""
         board = torch.zeros(rows, width, dtype=torch.int64, device=device)
-        return {"tokens": board, "streak": board, "masks": board.new_ones(rows, 1)}
+        return {"tokens": board, "streak": board}
 
     def decide(self, signals: Signals, state: State) -> tuple[Decision, State]:
         """The budget over what is allowed, and one more if that is little."""
         streak = persistence(signals, state["tokens"], state["streak"])
         cost = (1 - signals.confidence) * (self.discount ** (streak - 1).float()).clamp(min=self.least)
         active = signals.eligible if signals.active is None else signals.active
-        left = active.sum(dim=1, keepdim=True)
-        masks = torch.where(signals.step[:, None] == 0, left, state["masks"])
-        bound = self.bound * (1 - self.care * left / masks.clamp(min=1))
         allowed = active | affordable(cost, but_not(signals.eligible, active), self.ahead) if self.ahead else active
-        ready = affordable(cost, allowed, bound)
+        ready = affordable(cost, allowed, self.bound)
         few = ready.sum(dim=1, keepdim=True) < self.lean
         ready = ready | (top(-cost, but_not(active, ready), 1) & few)
         opened = opened_next(signals, ready, self.add) if self.ahead else None
         decision = Decision(ready, rank=-cost, open=opened, notes={"streak": streak, "cost": cost})
-        return decision, {"tokens": signals.token, "streak": streak, "masks": masks}
+        return decision, {"tokens": signals.token, "streak": streak}
 
 
 def affordable(cost: Tensor, among: Tensor, bound: Tensor | float) -> Tensor:
