@@ -134,10 +134,11 @@ def brief(cells: Sequence[ResultRow]) -> str:
     """For the README: what TACG, a careful start and `auto` save on models that others trained."""
     others = [cell for cell in cells if cell["model"] in JUDGES]
     judges = ", ".join(f"`{name}`" for name in sorted({cell["model"] for cell in others}))
+    sizes = " or ".join(str(n) for n in sorted({cell["n"] for cell in others}))
     which = {"TACG": WHOLE, "a careful start, which follows no trajectory,": BY_STEPS, f"`{AUTO}`": AUTO}
     saved = [f"{name} saves {_mean(others, method, goal='saved')} %" for name, method in which.items()]
     return (
-        f"On {len(others)} tasks of models that others trained ({judges}; n = {others[0]['n']} each), compared with\n"
+        f"On {len(others)} tasks of models that others trained ({judges}; n = {sizes} each), compared with\n"
         f"`{DEFAULT_BASE}` at every threshold: {', '.join(saved[:-1])}\nand {saved[-1]} of the steps at equal score "
         "(mean and 95 % interval over tasks).\n"
     )
