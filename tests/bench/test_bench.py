@@ -18,7 +18,7 @@ KINDS = {
     "scan": 6,
     "gate": 12,
     "memory": 3,
-    "decode": 3,
+    "decode": 6,
     "device": 5,
     "cache": 10,
     "load": 2,

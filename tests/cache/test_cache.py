@@ -66,7 +66,7 @@ def test_the_block_cache_is_exact(models: dict[str, tacg.LLM], prompt: list[int]
     assert cached.tokens == plain.tokens
     assert [c.step for c in cached.commits] == [c.step for c in plain.commits]
     for (_, ours), (_, theirs) in zip(fast.calls, slow.calls, strict=True):
-        assert float((ours - theirs).abs().max()) <= 1e-6 * max(10.0, float(theirs.abs().max()))
+        assert float((ours - theirs).abs().max()) <= 2e-6 * max(10.0, float(theirs.abs().max()))
     most = 2 * BY_BLOCKS[family] + models[family].model.spec.logit_shift
     assert all(len(span) <= most for spans, _ in fast.calls[1:] for span in spans), "never more than two blocks again"
     computed = sum(len(span) for spans, _ in fast.calls for span in spans)

@@ -111,7 +111,8 @@ def between_forwards(
     Between real forwards, because these leave nothing in the caches.
     """
     for spec in ("confidence", "tacg", "tacg+klass"):
-        policy, times, timed = get_policy(spec), defaultdict[int, list[float]](list), Watched(model)
+        policy, timed = get_policy(spec), Watched(model)
+        times, forwards = defaultdict[int, list[float]](list), list[float]()
         for _ in range(repeats):
             engine = Engine(timed, max_rows=1)
             engine.submit(Request(prompt, policy, decode))
@@ -119,11 +120,13 @@ def between_forwards(
                 timed.seconds, began = 0.0, now(model.device)
                 engine.step(detail=False)
                 times[len(timed.calls)].append(now(model.device) - began - timed.seconds)
+                forwards.append(timed.seconds)
             timed.calls.clear()
+        outside, forward = statistics.median(min(each) for each in times.values()), statistics.median(forwards)
         yield {
             "bench": "decode", "model": name, "policy": policy.label, "batch": 1, "steps": float(len(times)),
-            "outside_ms": 1000 * statistics.median(min(each) for each in times.values()),
-            **surroundings(model.device),
+            "outside_ms": 1000 * outside, "forward_ms": 1000 * forward,
+            "outside_forward": outside / (outside + forward), **surroundings(model.device),
         }  # fmt: skip
 
 
