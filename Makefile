@@ -20,7 +20,7 @@ FLAGS ?=
 ONLY ?=
 JEMALLOC ?= $(firstword $(wildcard /usr/lib/*/libjemalloc.so.2 /usr/lib/libjemalloc.so.2 /usr/lib64/libjemalloc.so.2))
 
-TRAIN = $(BIN)/$(if $(filter 1,$(PROCESSES)),python,torchrun --standalone --nproc-per-node $(PROCESSES) --)
+TRAIN = $(if $(filter 1,$(PROCESSES)),$(BIN)/python,OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(PROCESSES) --)
 
 .PHONY: demo test test-engines lint format docs setup pocket decoder-pages recording notebooks clean
 
