@@ -5,8 +5,9 @@ BIN := .venv/bin
 INSTALL := -m pip install --quiet --no-compile --disable-pip-version-check
 PIP := $(BIN)/python $(INSTALL) --constraint constraints.txt
 
-# Where `make pocket` trains, for how many steps, in how many processes, where the model and its earlier versions go, on how many problems the
-# model is measured, which of its earlier versions are measured, and further options of measuring and training.
+# Where `make pocket` trains, for how many steps, in how many processes, where the model and its earlier versions go, on
+# how many problems the model is measured, which of its earlier versions are measured, and further options of measuring
+# and training.
 RUN ?= runs/pocket
 STEPS ?= 6240
 PROCESSES ?= 2

@@ -92,6 +92,11 @@ class Parts:
         self.mine, self.all = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         self.first = self.mine == 0
 
+    def wait(self) -> None:
+        """Until all processes are here."""
+        if self.all > 1:
+            distributed.barrier()
+
     def summed(self, loss: Tensor, gradients: list[Tensor]) -> Tensor:
         """The loss of all processes; the gradients become the sums over them."""
         if self.all == 1:
@@ -108,17 +113,19 @@ class Trainer:
     """The model, its EMA, its optimisers, and where they are kept."""
 
     def __init__(self, run: Path, plan: Plan, shape: dict[str, Any]) -> None:
-        self.run, self.plan, self.step = run, plan, 0
+        self.run, self.plan, self.step, self.parts = run, plan, 0, Parts()
         self._cached: tuple[int, list[Batch]] | None = None
         run.mkdir(parents=True, exist_ok=True)
-        if not (run / "tokenizer_config.json").exists():
+        if self.parts.first and not (run / "tokenizer_config.json").exists():
             build_tokenizer(run)
+        self.parts.wait()  # before the others read it
         self.tokenizer = Tokenizer.from_file(str(run / "tokenizer.json"))
         self.mask_id: int = self.tokenizer.token_to_id(MASK)
         size = -(-self.tokenizer.get_vocab_size() // 32) * 32
         config = shape | {"vocab_size": self.tokenizer.get_vocab_size(), "embedding_size": size}
         config |= {"mask_token_id": self.mask_id, "eos_token_id": 0}
-        (run / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        if self.parts.first:
+            (run / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         torch.manual_seed(plan.seed)
         self.model = Llada(LladaConfig.read(config))
         initialise(self.model, self.tokenizer)
@@ -138,19 +145,18 @@ class Trainer:
     def train(self) -> None:
         """Train to the last step, saving from time to time."""
         began, tokens, losses = time.monotonic(), 0, []
-        parts = Parts()
         while self.step < self.plan.steps:
             for batch in self._remaining():
-                losses.append(self._update(batch, parts))
+                losses.append(self._update(batch))
                 tokens += len(batch.tokens)
                 self.step += 1
                 if self.step % 50 == 0 or self.step == self.plan.steps:
-                    if parts.first:
+                    if self.parts.first:
                         self._log(sum(losses) / len(losses), tokens / (time.monotonic() - began))
                     began, tokens, losses = time.monotonic(), 0, []
-                if self.step in self.plan.kept and parts.first:
+                if self.step in self.plan.kept and self.parts.first:
                     self._keep()
-                if parts.first and (self.step % self.plan.save_every == 0 or self.step == self.plan.steps):
+                if self.parts.first and (self.step % self.plan.save_every == 0 or self.step == self.plan.steps):
                     self.save()
                 if self.step == self.plan.steps:
                     break
@@ -173,7 +179,7 @@ class Trainer:
                 return number, ends[number - 1] if number else 0, end
         number, start = len(ends), ends[-1] if ends else 0
         stop = start + len(self._batches(number))
-        if Parts().first:
+        if self.parts.first:
             new = self._ledger.with_suffix(".new")
             new.write_text(json.dumps([*ends, stop]))
             os.replace(new, self._ledger)  # whole, for the other processes that read it
@@ -190,13 +196,14 @@ class Trainer:
     def _ledger(self) -> Path:
         return self.run / "shards.json"
 
-    def _update(self, batch: Batch, parts: Parts) -> float:
+    def _update(self, batch: Batch) -> float:
         for name, optimiser in self.optimisers.items():
             for group in optimiser.param_groups:
                 group["lr"] = self.peaks[name] * self.plan.rate(self.step)
-        loss = diffusion_loss(self.model, batch, self.mask_id, self.plan, self.step, parts)
+        loss = diffusion_loss(self.model, batch, self.mask_id, self.plan, self.step, self.parts)
         loss.backward()  # type: ignore[no-untyped-call]
-        loss = parts.summed(loss.detach(), [each.grad for each in self.model.parameters() if each.grad is not None])
+        gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
+        loss = self.parts.summed(loss.detach(), gradients)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser in self.optimisers.values():
             optimiser.step()

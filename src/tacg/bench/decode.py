@@ -108,7 +108,7 @@ def between_forwards(
 ) -> Iterator[ResultRow]:
     """What one step of one row takes outside the model: the median over steps of each step's fastest time.
 
-    Between real forwards, because these leave nothing in the caches.
+    Between real forwards, because these leave nothing in the caches; `forward_ms` is the median of all of them.
     """
     for spec in ("confidence", "tacg", "tacg+klass"):
         policy, timed = get_policy(spec), Watched(model)
