@@ -29,48 +29,40 @@ CHAT_TEMPLATE = (
 )
 
 # (task, difficulty, share of the samples). Language first: copying from the prompt is learned in a few hundred steps
-# without sudokus, and hardly at all together with them (docs/log.md). Easier problems help with the harder ones.
+# without sudokus, and hardly at all together with them (docs/log.md). Easier problems are shorter, so that the same time
+# holds more of them, and help with the harder ones.
 # Drills are sums without a story: a story holds six of them in 150 tokens, a drill thirteen. In SUMS only their results
 # are masked: where everything may be, most masked tokens are copies, and adding is hardly practised (docs/log.md).
 DRILL, SUMS = "drill", "sums"
 EASY: dict[str, dict[str, int]] = {
-    "free-math": {"min_events": 3, "max_events": 4},
-    "free-code": {"min_steps": 2, "max_steps": 3},
-    "free-sudoku": {"min_clues": 8, "max_clues": 10},
+    "free-math": {"min_events": 3, "max_events": 4, "blocks": 2},
+    "free-code": {"min_steps": 2, "max_steps": 3, "blocks": 2},
+    "free-sudoku": {"min_clues": 8, "max_clues": 10, "grids": 1},
 }
 FULL: dict[str, dict[str, int]] = {
     "free-math": {"min_events": 5, "max_events": 6},
     "free-code": {"min_steps": 4, "max_steps": 5},
-    "free-sudoku": {"min_clues": 5, "max_clues": 7},
+    "free-sudoku": {"min_clues": 5, "max_clues": 8},
 }
 LONG = {"blocks": 4}  # wordier answers, so that a fourth block is not always padding: harder problems need it
 Mixture = list[tuple[str, dict[str, int], float]]
 OPENING: Mixture = [
     ("free-math", EASY["free-math"], 0.45),
-    (DRILL, {}, 0.25),
-    ("free-code", EASY["free-code"], 0.30),
+    (DRILL, {}, 0.05),
+    (SUMS, {}, 0.15),
+    ("free-code", EASY["free-code"], 0.35),
 ]
 MIXTURE: Mixture = [
     ("free-math", FULL["free-math"], 0.15),
-    ("free-math", FULL["free-math"] | LONG, 0.03),
+    ("free-math", FULL["free-math"] | LONG, 0.02),
     ("free-math", EASY["free-math"], 0.15),
-    (DRILL, {}, 0.04),
-    ("free-code", FULL["free-code"], 0.10),
-    ("free-code", FULL["free-code"] | LONG, 0.03),
-    ("free-code", EASY["free-code"], 0.14),
-    ("free-sudoku", FULL["free-sudoku"], 0.12),
-    ("free-sudoku", EASY["free-sudoku"], 0.24),
-]
-CLOSING: Mixture = [
-    ("free-math", FULL["free-math"], 0.17),
-    ("free-math", FULL["free-math"] | LONG, 0.03),
-    ("free-math", EASY["free-math"], 0.18),
-    (SUMS, {}, 0.20),
-    ("free-code", FULL["free-code"], 0.08),
-    ("free-code", FULL["free-code"] | LONG, 0.03),
-    ("free-code", EASY["free-code"], 0.08),
-    ("free-sudoku", FULL["free-sudoku"], 0.10),
-    ("free-sudoku", EASY["free-sudoku"], 0.13),
+    (SUMS, {}, 0.10),
+    ("free-code", FULL["free-code"], 0.13),
+    ("free-code", FULL["free-code"] | LONG, 0.02),
+    ("free-code", EASY["free-code"], 0.13),
+    ("free-sudoku", FULL["free-sudoku"], 0.13),
+    ("free-sudoku", FULL["free-sudoku"] | {"grids": 1}, 0.07),
+    ("free-sudoku", EASY["free-sudoku"], 0.10),
 ]
 LONGER = 0.1  # share of samples that get more end-of-text padding than their task's answer length
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
+from itertools import permutations, product
 from typing import Any
 from unittest.mock import patch
 
@@ -32,50 +33,37 @@ def sentences(template: str, share: float = 1.0) -> list[tuple[str, float]]:
     return [each for word in words for each in sentences(before + word + after, share / len(words))]
 
 
-def math_edges(rng: Any, name: str, start: Any, events: Any, counts: Any) -> list[Edge]:
-    """Four orders: by day or by kind, either kind first."""
-    edges, he, kinds = [], free_math.PEOPLE[name], list(start)
-    for order in (kinds, kinds[::-1]):
-        for chapters in ([order], [[kind] for kind in order]):
-            said = []
-            for chapter in chapters:
-                facts = {"he": he, "start": " and ".join(f"{start[kind]} {kind}" for kind in chapter)}
-                said.append([(text.format(**facts), p) for text, p in sentences(free_math.OPENING)])
-                for event in (each for each in events if each.things in chapter):
-                    steps = [each for step in free_math.STEP for each in sentences(step, 1 / len(free_math.STEP))]
-                    said.append([(text.format(he=he, **event._asdict()), p) for text, p in steps])
-            ends = [" and ".join(f"{counts[kind]} {kind}" for kind in each) for each in (kinds, kinds[::-1])]
-            said.append([(t.format(he=he, end=end), p / 2) for end in ends for t, p in sentences(free_math.CLOSING)])
-            nodes = ["start", *((len(chapters), *order, place) for place in range(1, len(said))), "end"]
-            for place, choices in enumerate(said):
-                share, space = (1.0, " ") if place else (0.25, "")
-                edges += [(nodes[place], nodes[place + 1], space + text, p * share) for text, p in choices]
+def math_edges(rng: Any, story: Any) -> list[Edge]:
+    """One sentence for each event, in their order."""
+    facts = {"he": free_math.PEOPLE[story.name], "things": story.things, "start": story.start, "end": story.end}
+    steps = [each for step in free_math.STEP for each in sentences(step, 1 / len(free_math.STEP))]
+    said = [(sentences(free_math.OPENING), facts)]
+    said += [(steps, facts | event._asdict()) for event in story.events]
+    said.append((sentences(free_math.CLOSING), facts))
+    edges = []
+    for place, (templates, told) in enumerate(said):
+        after, space = "end" if place + 1 == len(said) else place + 1, " " if place else ""
+        edges += [(place, after, space + template.format(**told), p) for template, p in templates]
     return edges
 
 
 def code_edges(rng: Any, argument: str, steps: Any, first: int, end: str) -> list[Edge]:
-    """A node is the loop's variable, how many steps are written, and the name of the last list."""
+    """A node is the loop's variable, the series of names, and how many steps are written."""
     edges: list[Edge] = []
-    for v in free_code.LOOP_NAMES:
-        head, sources = f"def {free_code.FUNCTION}({argument}):", [argument]
-        edges.append(("start", (v, 0, argument), head, 1 / len(free_code.LOOP_NAMES)))
+    for v, series in product(free_code.LOOP_NAMES, free_code.NAMES):
+        names = series.split()[first - 1 :]
+        share = 1 / len(free_code.LOOP_NAMES) / len(free_code.NAMES)
+        edges.append(("start", (v, series, 0), f"def {free_code.FUNCTION}({argument}):", share))
         for place, (kind, told, codes) in enumerate(steps):
-            names = [series.split()[place + first - 1] for series in free_code.NAMES]
-            share = 1 / len(names) / len(codes) / len(free_code.FORMS[kind])
-            for xs in sources:
-                for t in names:
-                    for code in codes:
-                        for form in free_code.FORMS[kind]:
-                            body = _lines(form.format(t=t, v=v, xs=xs, code=code.format(v=v, xs=xs)))
-                            shares = {"": 1 - free_code.COMMENTED, _lines(f"# {told}"): free_code.COMMENTED}
-                            edges += [
-                                ((v, place, xs), (v, place + 1, t), c + body, share * p) for c, p in shares.items()
-                            ]
-            sources = names
-        forms = free_code.RETURNS[end]
-        edges += [
-            ((v, len(steps), xs), "end", _lines(f.format(xs=xs)), 1 / len(forms)) for xs in sources for f in forms
-        ]
+            xs, forms = [argument, *names][place], free_code.FORMS[kind]
+            shares = {"": 1 - free_code.COMMENTED, _lines(f"# {told}"): free_code.COMMENTED}
+            for code, form, (comment, p) in product(codes, forms, shares.items()):
+                body = _lines(form.format(t=names[place], v=v, xs=xs, code=code.format(v=v, xs=xs)))
+                nodes = (v, series, place), (v, series, place + 1)
+                edges.append((*nodes, comment + body, p / len(codes) / len(forms)))
+        ends = free_code.RETURNS[end]
+        nodes = (v, series, len(steps)), "end"
+        edges += [(*nodes, _lines(form.format(xs=names[len(steps) - 1])), 1 / len(ends)) for form in ends]
     return edges
 
 
@@ -83,22 +71,22 @@ def _lines(text: str) -> str:
     return "".join(f"\n    {line}" for line in text.splitlines())
 
 
-def sudoku_edges(rng: Any, solution: Any, puzzle: Any) -> list[Edge]:
-    """A node is the set of rows that have been told; a grid that is begun is finished first."""
-    told, edges = [], []
-    for row, cells, clues in zip(free_sudoku.ROWS, _rows(solution), _rows(puzzle), strict=True):
+def sudoku_edges(rng: Any, letters: str, solution: Any, puzzle: Any) -> list[Edge]:
+    """Every order of grids and rows is a way of its own; a node is the order and how many rows have been told."""
+    told = {}
+    for row, cells, clues in zip(letters, _rows(solution), _rows(puzzle), strict=True):
         missing = sorted(cell for cell, clue in zip(cells, clues, strict=True) if not clue)
         forms = free_sudoku.STATEMENT if 0 < len(missing) < 4 else free_sudoku.STATEMENT[:-1]
         facts = {"row": row, "digits": " ".join(map(str, cells)), "missing": " and ".join(map(str, missing))}
-        told.append([(t.format(**facts), p) for form in forms for t, p in sentences(form, 1 / len(forms))])
-    for done in sorted(range(255), key=int.bit_count):
-        begun = [grid for grid in (0x0F, 0xF0) if done & grid not in (0, grid)]
-        if len(begun) < 2:
-            left = [row for row in range(8) if not done >> row & 1 and (not begun or begun[0] >> row & 1)]
-            for row in left:
-                after = "end" if done | 1 << row == 255 else done | 1 << row
-                space = " " if done else ""
-                edges += [(done or "start", after, space + text, p / len(left)) for text, p in told[row]]
+        told[row] = [(t.format(**facts), p) for form in forms for t, p in sentences(form, 1 / len(forms))]
+    grids = [letters[at : at + 4] for at in range(0, len(letters), 4)]
+    orders = ["".join(turned) for each in permutations(grids) for turned in product(*((g, g[::-1]) for g in each))]
+    edges: list[Edge] = []
+    for order in orders:
+        nodes = ["start", *(order[:done] + "/" + order for done in range(1, len(order))), "end"]
+        for place, row in enumerate(order):
+            space, share = (" ", 1.0) if place else ("", 1 / len(orders))
+            edges += [(nodes[place], nodes[place + 1], space + text, p * share) for text, p in told[row]]
     return edges
 
 

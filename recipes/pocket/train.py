@@ -1,7 +1,7 @@
 """Train pocket: a LLaDA of 2.3 M parameters, on a laptop's CPU. Interrupt it at any time; run it again to continue.
 
-    python recipes/pocket/train.py --run DIR --steps 6240
-    torchrun --standalone --nproc-per-node 2 -- recipes/pocket/train.py --run DIR --steps 6240
+    python recipes/pocket/train.py --run DIR --steps 18000
+    torchrun --standalone --nproc-per-node 2 -- recipes/pocket/train.py --run DIR --steps 18000
 
 The second line uses two processes, each with half of every batch: with two cores, faster than two threads.
 DIR gets tokenizer files, `checkpoint.safetensors` (weights, their EMA, optimiser state, step), `loss.jsonl`, and
@@ -15,20 +15,22 @@ import argparse
 import json
 import os
 import time
+from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fast
 import torch
-from data import CLOSING, MASK, MIXTURE, OPENING, Batch, build_tokenizer, shard
-from muon import FAST, Muon
+from data import MASK, MIXTURE, OPENING, Batch, build_tokenizer, shard
+from muon import Muon
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
-from tacg.models.base import whole
 from tacg.models.llada import Llada, LladaConfig
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ SHAPE: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "weight_tying": False,
 }
+PIECE = 2048  # tokens that are computed at a time
 
 
 @dataclass(frozen=True)
@@ -53,14 +56,12 @@ class Plan:
     """How to train. The learning rate rises, stays for a sixth of the steps, and falls to half, then to zero.
 
     opening_shards  how many shards have no sudokus
-    closing_from    the shard from which sums are practised by themselves
     """
 
     steps: int
     tokens_per_batch: int = 6144
     shard_samples: int = 4096
     opening_shards: int = 10
-    closing_from: int = 30
     warmup: int = 200
     muon_lr: float = 0.02
     adam_lr: float = 0.003
@@ -82,11 +83,11 @@ class Plan:
 
     def mixture(self, number: int) -> Mixture:
         """What a shard consists of."""
-        return OPENING if number < self.opening_shards else MIXTURE if number < self.closing_from else CLOSING
+        return OPENING if number < self.opening_shards else MIXTURE
 
 
 class Parts:
-    """Which rows of a batch are this process's, out of how many processes, as torchrun says; without it, all rows."""
+    """Which pieces of a batch are this process's, out of how many processes, as torchrun says; without it, all."""
 
     def __init__(self) -> None:
         self.mine, self.all = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -96,6 +97,14 @@ class Parts:
         """Until all processes are here."""
         if self.all > 1:
             distributed.barrier()
+
+    def pieces(self, lengths: list[int]) -> list[range]:
+        """Neighbouring rows of about PIECE tokens each: few enough that what is computed stays in the cache."""
+        ends = list(accumulate(lengths))
+        count = -(-ends[-1] // (PIECE * self.all)) * self.all
+        cuts = [bisect_left(ends, ends[-1] * edge / count) for edge in range(count)] + [len(lengths)]
+        pieces = [range(*edge) for edge in pairwise(cuts)]
+        return [each for each in pieces[self.mine * count // self.all : (self.mine + 1) * count // self.all] if each]
 
     def summed(self, loss: Tensor, gradients: list[Tensor]) -> Tensor:
         """The loss of all processes; the gradients become the sums over them."""
@@ -137,9 +146,6 @@ class Trainer:
             "adam": torch.optim.AdamW(others, lr=plan.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
         }
         self.peaks = {"muon": plan.muon_lr, "adam": plan.adam_lr}
-        for layer in self.model.modules():
-            if isinstance(layer, nn.Linear):
-                layer.forward = _narrow(layer)  # type: ignore[method-assign]
         self._load()
 
     def train(self) -> None:
@@ -200,10 +206,9 @@ class Trainer:
         for name, optimiser in self.optimisers.items():
             for group in optimiser.param_groups:
                 group["lr"] = self.peaks[name] * self.plan.rate(self.step)
-        loss = diffusion_loss(self.model, batch, self.mask_id, self.plan, self.step, self.parts)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss = self.backward(batch)
         gradients = [each.grad for each in self.model.parameters() if each.grad is not None]
-        loss = self.parts.summed(loss.detach(), gradients)
+        loss = self.parts.summed(loss, gradients)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser in self.optimisers.values():
             optimiser.step()
@@ -213,6 +218,20 @@ class Trainer:
             for name, value in self.model.state_dict().items():
                 self.ema[name].lerp_(value, 1 - keep)
         return float(loss)
+
+    def backward(self, batch: Batch) -> Tensor:
+        """Add this process's part of the gradients; returns its part of the objective."""
+        hidden, weight = masked(batch, self.plan, self.step)
+        ends, total = [0, *accumulate(batch.lengths)], torch.zeros(())
+        for rows in self.parts.pieces(batch.lengths):
+            piece = slice(ends[rows.start], ends[rows.stop])
+            tokens, select = batch.tokens[piece], hidden[piece].nonzero().squeeze(1)
+            noisy = tokens.masked_fill(hidden[piece], self.mask_id)
+            scores = fast.logits(self.model, noisy, batch.lengths[rows.start : rows.stop], select)
+            loss = F.cross_entropy(scores, tokens[select], reduction="none") @ weight[piece][select]
+            loss.backward()
+            total += loss.detach()
+        return total
 
     def _log(self, loss: float, speed: float) -> None:
         row = {"step": self.step, "loss": round(loss, 5), "rate": round(self.plan.rate(self.step), 4)}
@@ -293,13 +312,12 @@ def teach_numbers(tokenizer: Tokenizer, table: Tensor, head: Tensor) -> None:
                 rows[token] = (rows[token] + size * placed[number]) * 0.5**0.5
 
 
-def diffusion_loss(model: Llada, batch: Batch, mask_id: int, plan: Plan, step: int, parts: Parts) -> Tensor:
-    """The masked-diffusion objective: each row draws a noise level t and masks its answer with probability t.
+def masked(batch: Batch, plan: Plan, step: int) -> tuple[Tensor, Tensor]:
+    """What the masked-diffusion objective hides, bool [N], and how much each hidden token's loss weighs, [N].
 
-    Of several processes, each computes the terms of its own rows. Their sum is the objective.
-
-    `eq1` is the paper's Eq. 1, with 1/t taken as answer length over masked count, which has the same mean and less
-    noise; `plain` is the mean over all masked tokens of the batch, which weighs noisy rows more.
+    Each row draws a noise level t and masks its answer with probability t. `eq1` is the paper's Eq. 1, with 1/t taken as
+    answer length over masked count, which has the same mean and less noise; `plain` is the mean over all masked tokens
+    of the batch, which weighs noisy rows more.
     """
     generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
     rows = len(batch.lengths)
@@ -308,36 +326,19 @@ def diffusion_loss(model: Llada, batch: Batch, mask_id: int, plan: Plan, step: i
     row = torch.repeat_interleave(torch.arange(rows), torch.tensor(batch.lengths))
     hidden = batch.answer & (torch.rand(len(row), generator=generator) < level[row])
     count = torch.zeros(rows).index_add_(0, row, hidden.float())
-    mine = row % parts.all == parts.mine
-    tokens, masked, row = batch.tokens[mine], hidden[mine], row[mine]
-    select = masked.nonzero().squeeze(1)
-    logits = model(tokens.masked_fill(masked, mask_id), whole(batch.lengths[parts.mine :: parts.all]), select)
-    losses = F.cross_entropy(logits, tokens[select], reduction="none")
-    if plan.weighting == "plain":
-        return losses.sum() / count.sum()
-    return (losses / count[row[select]]).sum() / rows
-
-
-def _narrow(layer: nn.Linear) -> Any:
-    """The product in bfloat16 where the CPU has instructions for it; everything else stays in float32."""
-
-    def forward(x: Tensor) -> Tensor:
-        return F.linear(x.to(FAST), layer.weight.to(FAST)).float()
-
-    return forward
+    return hidden, 1 / (count.sum().expand(len(row)) if plan.weighting == "plain" else count[row] * rows)
 
 
 def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, required=True, help="directory of the run; run it again to continue")
-    parser.add_argument("--steps", type=int, default=6240)
+    parser.add_argument("--steps", type=int, default=18000)
     parser.add_argument("--weighting", choices=["plain", "eq1"], default="eq1")
     parser.add_argument("--save-every", type=int, default=250)
     parser.add_argument("--tokens-per-batch", type=int, default=6144)
     parser.add_argument("--shard-samples", type=int, default=4096)
     parser.add_argument("--opening-shards", type=int, default=10, help="shards without sudokus at the start")
-    parser.add_argument("--closing-from", type=int, default=30, help="shard from which sums are practised")
     parser.add_argument("--shape", type=json.loads, default={}, help="JSON that overrides fields of config.json")
     asked = parser.parse_args()
     plan = Plan(
@@ -347,7 +348,6 @@ def main() -> None:
         tokens_per_batch=asked.tokens_per_batch,
         shard_samples=asked.shard_samples,
         opening_shards=asked.opening_shards,
-        closing_from=asked.closing_from,
     )
     if Parts().all > 1:
         distributed.init_process_group("gloo")

@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 import tacg
+from tacg.models.base import whole as spans
 from tacg.models.loading import locate
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "pocket"
 SMALL = ["--shard-samples", "48", "--tokens-per-batch", "1024", "--save-every", "2", "--opening-shards", "1"]
-SMALL += ["--closing-from", "1"]
 SMALL += ["--shape", json.dumps({"d_model": 32, "n_layers": 2, "n_heads": 2, "n_kv_heads": 2, "mlp_hidden_size": 64})]
 
 
@@ -77,15 +77,39 @@ def test_the_parts_of_the_loss_sum_to_the_whole(
     trainer = train.Trainer(tmp_path, train.Plan(steps=12, weighting=weighting), shape)
     batch = data.shard(trainer.tokenizer, 0, 10, 10**6, data.OPENING)[0]
 
+    monkeypatch.setattr(train, "PIECE", 700)
+
     def gradients(part: int, parts: int) -> list[torch.Tensor]:
         monkeypatch.setenv("RANK", str(part))
         monkeypatch.setenv("WORLD_SIZE", str(parts))
-        loss = train.diffusion_loss(trainer.model, batch, trainer.mask_id, trainer.plan, 3, train.Parts())
-        return [loss.detach(), *torch.autograd.grad(loss, list(trainer.model.parameters()))]
+        trainer.parts = train.Parts()
+        trainer.model.zero_grad()
+        loss = trainer.backward(batch)
+        return [loss, *(each.grad.clone() for each in trainer.model.parameters() if each.grad is not None)]
 
     thirds = [gradients(part, 3) for part in range(3)]
     for one, *three in zip(gradients(0, 1), *thirds, strict=True):
         assert torch.allclose(one, sum(three), atol=2e-2 * float(one.abs().max()))
+
+
+def test_the_fast_network_is_the_package_s(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same logits and gradients in float32, for rows of several lengths."""
+    monkeypatch.syspath_prepend(RECIPE)
+    train, fast = (importlib.import_module(name) for name in ("train", "fast"))
+    monkeypatch.setattr(fast, "FAST", torch.float32)
+    shape = train.SHAPE | json.loads(SMALL[SMALL.index("--shape") + 1])
+    model = train.Trainer(whole, train.Plan(steps=12), shape).model
+    lengths, select = [5, 5, 9, 7], torch.tensor([0, 3, 11, 25])
+    tokens = torch.randint(model.config.table_size, (sum(lengths),))
+    results = []
+    for forward in (
+        lambda: fast.logits(model, tokens, lengths, select), lambda: model(tokens, spans(lengths), select),
+    ):  # fmt: skip
+        logits = forward()
+        loss = torch.logsumexp(logits, 1).sum()
+        results.append([logits.detach(), *torch.autograd.grad(loss, list(model.parameters()))])
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-4 * float(theirs.abs().max()) + 1e-7)
 
 
 def test_some_drills_mask_only_results(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_harder_forms_are_harder() -> None:
     functions = {name: max(_steps(name)) for name in ("free-code", "free-code-hard")}
     assert functions == {"free-code": 5, "free-code-hard": 6}
     clues = [16 - p.data["puzzle"][:16].count(0) for p in get_task("free-sudoku").problems(n=30)]
-    assert set(clues) == {5, 6, 7}
+    assert set(clues) <= {5, 6, 7}, "the defaults"
     assert next(get_task("free-sudoku-hard").problems()).data["puzzle"].count(0) == 2 * 12
 
 
@@ -84,15 +84,13 @@ def _steps(name: str) -> list[int]:
     return [len(re.findall(r"\d: ", problem.prompt)) for problem in get_task(name).problems(n=30)]
 
 
-def test_stories_are_graded_on_what_is_said_last_of_each_kind() -> None:
+def test_stories_are_graded_on_what_is_said_last() -> None:
     task = get_task("free-math")
     problem = next(task.problems())
-    (one, first), (two, second) = problem.data["counts"].items()
-    assert task.grade(problem, f"There are {second} {two} and {first} {one}.").correct
-    assert task.grade(problem, f"First 1 {one}. So {first} {one}, {second} {two}").correct
-    half = task.grade(problem, f"There are {second} {two} and {first} {one}. No, {first + 1} {one}.")
-    assert (half.correct, half.score) == (False, 0.5)
-    assert not task.grade(problem, f"There are {first} and {second}.").correct
+    count, things = problem.data["count"], problem.data["things"]
+    assert task.grade(problem, f"At first 1 {things}. So {count} {things}.").correct
+    assert not task.grade(problem, f"So {count} {things}. No, {count + 1} {things}.").correct
+    assert not task.grade(problem, f"So {count}.").correct
 
 
 @pytest.mark.parametrize(
@@ -132,6 +130,8 @@ def test_functions_with_mixed_names_do_not_run() -> None:
     assert task.grade(problem, problem.answer).correct
     mixed = re.sub(r"return sum\(\w+\)", "return sum(omega)", problem.answer)
     assert task.grade(problem, mixed).score == 0
+    names = set(re.findall(r"^ {4}(\w+) = ", problem.answer, re.MULTILINE)) - {"total"}
+    assert sum(names <= set(series.split()) for series in NAMES) == 1, "a function keeps to one series"
     series = [set(names.split()) for names in NAMES]
     assert sum(map(len, series)) == len(set().union(*series)), "a name says which step it is"
     comments = sum("#" in p.answer for p in task.problems(n=100))

@@ -16,16 +16,14 @@ if TYPE_CHECKING:
 
     Step = tuple[str, str, list[str]]  # its kind, its description, ways to write it
 
-# Possible names of a step's list. A name tells the number of its step, so that a line can be identified by it. The
-# series is free, but must be the same wherever the list is used.
+# Possible names of the steps' lists. A name tells the number of its step, so that a line can be identified by it. The
+# series is free, but a function keeps to one.
 NAMES = [
     "first second third fourth fifth sixth seventh",
     "one two three four five six seven",
-    "alpha beta gamma delta epsilon zeta eta",
     "a b c d e f g",
-    "p q r s t u w",
 ]
-LOOP_NAMES = ["n", "x", "v", "i", "y", "z"]
+LOOP_NAMES = ["n", "x", "v", "i"]
 # Description in the docstring -> ways to write it; {v} is the loop variable, {xs} the list and {k} a number.
 CONDITIONS = {told: [code] for told, code in FILTERS.items()}
 CONDITIONS["keep the even numbers"] += ["not {v} % 2"]
@@ -35,7 +33,7 @@ CONDITIONS["keep the numbers below {k}"] += ["{k} > {v}"]
 CONDITIONS["keep the multiples of {k}"] += ["not {v} % {k}"]
 EXPRESSIONS = {told: [code] for told, code in MAPS.items()}
 WHOLE = {
-    "sort them": ["sorted({xs})", "sorted({xs}[:])", "sorted(list({xs}))"],
+    "sort them": ["sorted({xs})", "sorted(list({xs}))"],
     "sort them from high to low": ["sorted({xs}, reverse=True)", "sorted({xs})[::-1]"],
     "reverse the order": ["{xs}[::-1]", "list(reversed({xs}))"],
     "keep the first {k}": ["{xs}[:{k}]", "list({xs}[:{k}])"],
@@ -48,13 +46,11 @@ FORMS = {
         "{t} = [{v} for {v} in {xs} if {code}]",
         "{t} = list(filter(lambda {v}: {code}, {xs}))",
         "{t} = []\nfor {v} in {xs}:\n    if {code}:\n        {t}.append({v})",
-        "{t} = []\nfor {v} in {xs}:\n    if {code}:\n        {t} += [{v}]",
     ],
     "map": [
         "{t} = [{code} for {v} in {xs}]",
         "{t} = list(map(lambda {v}: {code}, {xs}))",
         "{t} = []\nfor {v} in {xs}:\n    {t}.append({code})",
-        "{t} = []\nfor {v} in {xs}:\n    {t} += [{code}]",
     ],
     "whole": ["{t} = {code}"],
 }
@@ -124,9 +120,9 @@ class FreeCodeHard(FreeCode):
 
 def _written(rng: random.Random, argument: str, steps: list[Step], first: int, end: str) -> str:
     """The function, written in one of the styles."""
-    lines, source, v = [f"def {FUNCTION}({argument}):"], argument, rng.choice(LOOP_NAMES)
-    for number, (kind, told, codes) in enumerate(steps, first - 1):
-        target = rng.choice(NAMES).split()[number]
+    lines, source = [f"def {FUNCTION}({argument}):"], argument
+    v, names = rng.choice(LOOP_NAMES), rng.choice(NAMES).split()
+    for target, (kind, told, codes) in zip(names[first - 1 :], steps, strict=False):
         code = rng.choice(codes).format(v=v, xs=source)
         if rng.random() < COMMENTED:
             lines.append(f"# {told}")

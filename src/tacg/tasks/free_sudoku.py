@@ -1,4 +1,4 @@
-"""Two small sudokus whose rows are given in any order and in free wording; every row once, every cell right."""
+"""Small sudokus whose rows are given in free wording; every row must be stated, every cell right."""
 
 from __future__ import annotations
 
@@ -26,26 +26,31 @@ STATEMENT = [
 
 @dataclass(frozen=True)
 class FreeSudoku(Task):
-    """Two 4 by 4 sudokus, with rows in any order and free wording. Difficulty: how many clues are left."""
+    """Two 4 by 4 sudokus, solved in either order, from the top or the bottom. Difficulty: how many clues are left."""
 
     min_clues: int = knob(5, "fewest clues of a puzzle", low=4, high=15)
     max_clues: int = knob(7, "most clues of a puzzle", low=4, high=15)
+    grids: int = knob(2, "number of sudokus", low=1, high=2)
 
     name: ClassVar[str] = "free-sudoku"
 
     @property
     def decode(self) -> Mapping[str, int]:
-        """Three blocks."""
-        return {"gen_length": 96, "block_length": 32}
+        """A block and a half for each sudoku."""
+        return {"gen_length": {1: 64, 2: 96}[self.grids], "block_length": 32}
 
     def draw(self, rng: random.Random) -> tuple[str, Problem]:
-        """Two puzzles; equal solutions are the same problem."""
-        solutions, puzzles = zip(*(self._puzzle(rng) for _ in range(len(ROWS) // SIZE)), strict=True)
+        """Puzzles with letters for their rows; equal solutions are the same problem."""
+        first = rng.randint(0, 2 - self.grids) * SIZE  # so that every letter is trained, even with one sudoku
+        letters = ROWS[first : first + self.grids * SIZE]
+        solutions, puzzles = zip(*(self._puzzle(rng) for _ in range(self.grids)), strict=True)
         solution, puzzle = list(chain(*solutions)), list(chain(*puzzles))
-        asked = "\n".join(f" {row}:{_digits(cells)}" for row, cells in zip(ROWS, _rows(puzzle), strict=True))
-        prompt = f"Solve two sudokus, the rows A to D and the rows E to H:\n{asked}"
-        answer = fitting(lambda: _told(rng, solution, puzzle), 80, 95)
-        return _digits(solution), Problem("", prompt, answer, {"solution": solution, "puzzle": puzzle})
+        asked = "\n".join(f" {row}:{_digits(cells)}" for row, cells in zip(letters, _rows(puzzle), strict=True))
+        prompt = f"Solve {'this sudoku' if self.grids == 1 else 'these sudokus'}:\n{asked}"
+        most = self.decode["gen_length"]
+        answer = fitting(lambda: _told(rng, letters, solution, puzzle), most * 5 // 6, most - 1)
+        facts = {"letters": letters, "solution": solution, "puzzle": puzzle}
+        return _digits(solution), Problem("", prompt, answer, facts)
 
     def _puzzle(self, rng: random.Random) -> tuple[list[int], list[int]]:
         """A solved grid and its puzzle; drawn again until the puzzle has the requested number of clues."""
@@ -59,9 +64,10 @@ class FreeSudoku(Task):
     def grade(self, problem: Problem, answer: str) -> Grade:
         """Every row must be stated, and never wrongly; the score is the share of empty cells that are right."""
         told = statements(answer)
-        right = {row: [cells] for row, cells in zip(ROWS, _rows(problem.data["solution"]), strict=True)}
+        letters: str = problem.data["letters"]
+        right = {row: [cells] for row, cells in zip(letters, _rows(problem.data["solution"]), strict=True)}
         open_cells = hits = 0
-        for row, clues in zip(ROWS, _rows(problem.data["puzzle"]), strict=True):
+        for row, clues in zip(letters, _rows(problem.data["puzzle"]), strict=True):
             (cells,), said = right[row], (told.get(row) or [[0] * SIZE])[-1]
             open_cells += clues.count(0)
             hits += sum(not clue and cell == mine for clue, cell, mine in zip(clues, cells, said, strict=True))
@@ -89,12 +95,13 @@ def statements(answer: str) -> dict[str, list[list[int]]]:
     return told
 
 
-def _told(rng: random.Random, solution: list[int], puzzle: list[int]) -> str:
-    """One grid and then the other, in random order; the rows of each in any order."""
-    lines = list(zip(ROWS, _rows(solution), _rows(puzzle), strict=True))
+def _told(rng: random.Random, letters: str, solution: list[int], puzzle: list[int]) -> str:
+    """One grid and then the other, in random order; the rows of each from the top or from the bottom."""
+    lines = list(zip(letters, _rows(solution), _rows(puzzle), strict=True))
+    grids = [lines[start : start + SIZE] for start in range(0, len(lines), SIZE)]
     sentences = []
-    for grid in rng.sample([lines[:SIZE], lines[SIZE:]], 2):
-        for row, cells, clues in rng.sample(grid, SIZE):
+    for grid in rng.sample(grids, len(grids)):
+        for row, cells, clues in grid[:: rng.choice([1, -1])]:
             missing = [cell for cell, clue in zip(cells, clues, strict=True) if not clue]
             some = 0 < len(missing) < SIZE
             facts = {"row": row, "digits": _digits(cells).strip()}
