@@ -29,8 +29,8 @@ CHAT_TEMPLATE = (
 )
 
 # (task, difficulty, share of the samples). Language first: copying from the prompt is learned in a few hundred steps
-# without sudokus, and hardly at all together with them (docs/log.md). Easier problems are shorter, so that the same time
-# holds more of them, and help with the harder ones.
+# without sudokus, and hardly at all together with them (docs/log.md). Easier problems help with the harder ones, and
+# are shorter, so that the same time holds more of them.
 # Drills are sums without a story: a story holds six of them in 150 tokens, a drill thirteen. In SUMS only their results
 # are masked: where everything may be, most masked tokens are copies, and adding is hardly practised (docs/log.md).
 DRILL, SUMS = "drill", "sums"

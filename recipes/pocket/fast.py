@@ -1,8 +1,9 @@
 """The network of LLaDA for training on a CPU: the same numbers as the package's, in fewer passes over memory.
 
 A small network spends most of its time outside of matrix products. Here queries, keys and values are one product, and
-so are gate and up; norms, the gate and attention have backward passes written by hand; everything between two products
-is in the type that the CPU multiplies fastest, and sums along the depth stay in float32. The last layer is computed only where logits are wanted.
+so are gate and up. Norms, the gate and attention have backward passes written by hand. Everything between two products
+is in the type that the CPU multiplies fastest; only the residual stream stays in float32. The last layer is computed
+only where logits are wanted.
 """
 
 from __future__ import annotations
@@ -136,8 +137,8 @@ def _padded(x: Tensor) -> Tensor:
 
 def logits(model: Llada, tokens: Tensor, lengths: list[int], select: Tensor) -> Tensor:
     """float32 [P, V] at the positions `select` of rows that lie end to end; for `backward`, as from the model."""
-    config, parts = model.config, cast(Any, model.model["transformer"])
-    norm, gate, attend = cast(Any, _Norm).apply, cast(Any, _Gate).apply, cast(Any, _Attention).apply
+    config, parts = model.config, cast("Any", model.model["transformer"])
+    norm, gate, attend = cast("Any", _Norm).apply, cast("Any", _Gate).apply, cast("Any", _Attention).apply
     size = config.d_model // config.n_heads
     angle = torch.arange(max(lengths))[:, None] / config.rope_theta ** (torch.arange(0, size, 2) / size)
     turns = torch.polar(torch.full_like(angle, size**-0.25), angle)  # also scales the scores by size**-0.5

@@ -315,9 +315,9 @@ def teach_numbers(tokenizer: Tokenizer, table: Tensor, head: Tensor) -> None:
 def masked(batch: Batch, plan: Plan, step: int) -> tuple[Tensor, Tensor]:
     """What the masked-diffusion objective hides, bool [N], and how much each hidden token's loss weighs, [N].
 
-    Each row draws a noise level t and masks its answer with probability t. `eq1` is the paper's Eq. 1, with 1/t taken as
-    answer length over masked count, which has the same mean and less noise; `plain` is the mean over all masked tokens
-    of the batch, which weighs noisy rows more.
+    Each row draws a noise level t and masks its answer with probability t. `eq1` is the paper's Eq. 1, with answer
+    length over masked count instead of 1/t, which has the same mean and less noise; `plain` is the mean over all masked
+    tokens of the batch, which weighs noisy rows more.
     """
     generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
     rows = len(batch.lengths)

@@ -73,7 +73,7 @@ def main(
     from tacg.records.rows import Ledger
 
     gates = policy or (["tacg"] if quick else ["tacg", "tacg+klass"])
-    tasks = load_tasks(tasks_asked(task, model, quick), data, knob)
+    tasks = load_tasks(tasks_asked(task, model, quick), data, knob, model)
     n = min(n, 16) if quick else n
     settings = parse_settings(gates, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl")

@@ -101,7 +101,7 @@ def main(
     specs = [get_policy(each).label for each in policy or decoders()]
     specs = list(dict.fromkeys([CAREFUL, *specs]))  # what all others are measured against
     names = tasks_asked(task, model, quick)
-    tasks, settings = load_tasks(names, data, knob), parse_settings(specs, setting, cache)
+    tasks, settings = load_tasks(names, data, knob, model), parse_settings(specs, setting, cache)
     n = min(n, 4) if quick else n
     most = FEW if quick else EVERY
     points = (most[0] if values is None else values, most[1] if over is None else over)

@@ -180,9 +180,11 @@ def _typed(pair: str, known: Mapping[str, Knob], what: str, others: Sequence[str
     return name, known[name].parse(value)
 
 
-def load_task(name: str, data: Sequence[str] | None = None, pairs: Sequence[str] | None = None) -> Task:
+def load_task(
+    name: str, data: Sequence[str] | None = None, pairs: Sequence[str] | None = None, model: str | None = None
+) -> Task:
     """A task with its knobs as typed: `name=value` words, and the file of a benchmark."""
-    return load_tasks([name], data, pairs)[0]
+    return load_tasks([name], data, pairs, model)[0]
 
 
 def tasks_asked(names: Sequence[str] | None, model: str, quick: bool = False) -> list[str]:
@@ -193,15 +195,26 @@ def tasks_asked(names: Sequence[str] | None, model: str, quick: bool = False) ->
     if names:
         return list(names)
     judge = JUDGES.get(model)
-    own = [judge.task] if judge and judge.task else task_names()
+    own = [judge.task] if judge and judge.task else task_names(model)
     return own[-1:] if quick else own
 
 
 def load_tasks(
-    names: Sequence[str], data: Sequence[str] | None = None, pairs: Sequence[str] | None = None
+    names: Sequence[str],
+    data: Sequence[str] | None = None,
+    pairs: Sequence[str] | None = None,
+    model: str | None = None,
 ) -> list[Task]:
-    """Tasks with their knobs as typed. Each knob goes to every task that has it, each file to its benchmark."""
-    from tacg.tasks import get_task
+    """Tasks with their knobs as typed. Each knob goes to every task that has it, each file to its benchmark.
+
+    If the model is one of the two pockets, and the other one was trained on a task, people are told.
+    """
+    from tacg.tasks import get_task, task_names
+
+    other = {"pocket": "pocket-free", "pocket-free": "pocket"}.get(model or "")
+    for name in names:
+        if other and name.removesuffix("-hard") in task_names(other):
+            typer.secho(f"{model} was not trained on {name}, {other} was: add --model {other}.", fg="yellow", err=True)
 
     files, own = benchmark_files(names, data or []), task_knobs(names, pairs)
     return [get_task(name, **own[name] | ({"data": files[name]} if name in files else {})) for name in names]

@@ -80,7 +80,7 @@ def main(
     from tacg.records.rows import Ledger
 
     policies = policy or list(DEFAULT_POLICIES)
-    tasks = load_tasks(tasks_asked(task, model), data, knob)
+    tasks = load_tasks(tasks_asked(task, model), data, knob, model)
     settings = parse_settings(policies, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl" if out is not None else None)
     llm = load_model(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import metadata, resources
 from pathlib import Path
 
-BUILT_IN_MODELS = ("pocket", "tiny")
+BUILT_IN_MODELS = ("pocket", "pocket-free", "tiny")
 JUDGE_MODELS = ("rxnmapper", "rxnfp", "antiberty")
 GATE = "tacg+"
 

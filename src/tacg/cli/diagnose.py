@@ -96,9 +96,8 @@ def main(
         raise TacgError("--prompts takes the place of --task, and has no reference answers: leave out --target, too.")
     settings = parse_settings(policy, setting, cache)  # complain before anything is loaded
     known = read_law(law)
-    tasks = (
-        [OwnPrompts(str(prompts))] if prompts is not None else load_tasks(tasks_asked(task, model, quick), data, knob)
-    )
+    own = [OwnPrompts(str(prompts))] if prompts is not None else []
+    tasks = own or load_tasks(tasks_asked(task, model, quick), data, knob, model)
     n = min(n, 16) if quick else n
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
     llm = load_model(

@@ -97,7 +97,7 @@ def main(
         raise TacgError("--resume continues a results file: name it with --out FILE.")
     if out is not None:
         refuse_unwritable(out, resume=resume)
-    chosen, settings = load_task(task, data, knob), parse_settings(policy, setting, cache)
+    chosen, settings = load_task(task, data, knob, model), parse_settings(policy, setting, cache)
     decoder: Decoder
     if ray is not None:
         from tacg.scale import Fleet

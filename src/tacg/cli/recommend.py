@@ -108,7 +108,7 @@ def main(
     specs = list(dict.fromkeys(get_policy(each).label for each in named))
     fixed = parse_settings(specs, setting, cache)
     rows_file = ready_directory(out) / "rows.jsonl"
-    chosen_task = load_task(task, data, knob) if task else None
+    chosen_task = load_task(task, data, knob, model) if task else None
     lengths, what, asked = _asked(chosen_task, prompts, labels, seed)
     candidates = candidates_of(specs, lengths, fixed)
     made = functools.partial(

@@ -68,7 +68,7 @@ def main(
     from tacg.experiments.paper_study import Scale, Study
     from tacg.files import make_room
 
-    tasks = load_tasks(tasks_asked(task, model, quick), data, knob)
+    tasks = load_tasks(tasks_asked(task, model, quick), data, knob, model)
     settings = parse_settings("tacg+klass", setting, cache)
     scale = Scale.glance() if quick else Scale()
     home = ready_directory(home or Path("runs/glance" if quick else "runs/report"))

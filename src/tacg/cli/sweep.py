@@ -103,7 +103,7 @@ def main(
     if up and len(policies) > 1:
         raise TacgError(f"Heat maps show one policy, got {len(policies)}: leave out --y, or name one with --policy.")
     out = out or Path(f"runs/sweep-{name or across.label}")
-    tasks = load_tasks(tasks_asked(task, model, quick), data, knob)
+    tasks = load_tasks(tasks_asked(task, model, quick), data, knob, model)
     n = min(n, 12) if quick else n
     settings = parse_settings(policies, setting, cache)
     ledger = Ledger(ready_directory(out) / "rows.jsonl")

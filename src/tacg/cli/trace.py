@@ -88,7 +88,7 @@ def main(
     else:
         if (task is None) == (len(words) != 1):
             raise TacgError(f"Give one prompt, or --task, or .jsonl files; got {len(words)} words.")
-        chosen, policies = load_task(task, data, knob) if task else words[0], policy or ["tacg"]
+        chosen, policies = load_task(task, data, knob, model) if task else words[0], policy or ["tacg"]
         settings = parse_settings(policies, setting, cache)
         llm = load_model(
             model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled, graphs=graphs

@@ -104,7 +104,7 @@ def main(
     fixed = parse_settings(policy, setting, cache)
     space = {name: values for name, values in space_of(policy, only or ()).items() if name not in fixed}
     ledger = Ledger(ready_directory(out) / "rows.jsonl")
-    chosen_task = load_task(task, data, knob) if task else None
+    chosen_task = load_task(task, data, knob, model) if task else None
     asked, decode, what = asked_of(chosen_task, prompts, n, seed)
     llm = load_model(
         model, dtype=dtype, device=device, verifier=verifier, quantize=quantize, compiled=compiled, graphs=graphs

@@ -62,7 +62,7 @@ def tasks_for(model: str) -> list[Task]:
     """A model's tasks by default: a judge fills holes in texts of its own kind, others get the tasks of pocket."""
     judge = JUDGES.get(model)
     if judge is None:
-        return [get_task(name) for name in task_names()]
+        return [get_task(name) for name in task_names(model)]
     return [get_task(name) for name in judged_names() if name.startswith(judge.task or "-")]
 
 

@@ -58,6 +58,7 @@ FAMILIES: dict[str, Callable[[Mapping[str, Any]], AnyNetwork]] = {
 }
 BUILT_IN = {
     "pocket": "a trained LLaDA of 2 million parameters; it knows the pocket tasks (`tacg tasks`) and nothing else",
+    "pocket-free": "like pocket, for the `free-` tasks: their answers are in free wording, as those of large models",
     "tiny": "random, untrained weights: for tests; its text is noise",
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -172,8 +173,8 @@ def _device(name: object) -> torch.device:
 
 def locate(source: str | Path, *, revision: str | None = None, offline: bool = False) -> Path:
     """The checkpoint's directory: a built-in name, a judge, a local directory, or a hub id that is downloaded."""
-    if str(source) == "pocket":
-        return Path(__file__).parent / "pocket"
+    if str(source) in ("pocket", "pocket-free"):
+        return Path(__file__).parent / str(source)
     if str(source) == "tiny":
         from tacg.models.tiny import tiny_checkpoint
 

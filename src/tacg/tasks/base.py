@@ -154,13 +154,13 @@ _JUDGED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def task_names() -> list[str]:
-    """The tasks that `pocket` was trained on. They are generated, so they need no files."""
-    return sorted(_TASKS)
+def task_names(model: str = "pocket") -> list[str]:
+    """The tasks that `pocket-free` or `pocket` was trained on. They are generated, so they need no files."""
+    return [name for name in free_names() if not name.endswith("-hard")] if model == "pocket-free" else sorted(_TASKS)
 
 
 def free_names() -> list[str]:
-    """The tasks in free wording, and harder forms that no recipe trains on."""
+    """The tasks in free wording, and harder forms that `pocket-free` was not trained on."""
     return sorted(_FREE)
 
 

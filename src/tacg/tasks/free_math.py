@@ -24,8 +24,9 @@ EVENTS = [
     ("minus", "loses {b}", "loses {b}"),
     ("minus", "sells {b}", "sells {b}"),
 ]
-# Possible steps of the reasoning. Each names its day, which identifies the event, and its result once, so that it cannot
-# be copied from within the step. In the last two forms the result stands before or far from what it follows from.
+# Possible steps of the reasoning. Each names its day, which identifies the event, and its result once, so that it
+# cannot be copied from within the step. In the last two forms, the result stands before what it follows from, or far
+# from it.
 STEP = [
     "On {day} {he} {said} of them, which (makes|leaves) {after} {things}.",
     "{day}: the {things} {sign} {b} (make|give) {after} of them( now|).",
