@@ -9,7 +9,7 @@ PIP := $(BIN)/python $(INSTALL) --constraint constraints.txt
 # how many problems the model is measured, which of its earlier versions are measured, and further options of measuring
 # and training.
 RUN ?= runs/pocket
-STEPS ?= 18000
+STEPS ?= 12600
 PROCESSES ?= 2
 N ?= 500
 OUT ?= $(RUN)/model

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from tacg.tasks import get_task
+from tacg.tasks.free_code import LOOP_NAMES, NAMES
 from tacg.tasks.wording import PIECES, say
 
 if TYPE_CHECKING:
@@ -28,41 +29,42 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
-# (task, difficulty, share of the samples). Language first: copying from the prompt is learned in a few hundred steps
-# without sudokus, and hardly at all together with them (docs/log.md). Easier problems help with the harder ones, and
-# are shorter, so that the same time holds more of them.
-# Drills are sums without a story: a story holds six of them in 150 tokens, a drill thirteen. In SUMS only their results
-# are masked: where everything may be, most masked tokens are copies, and adding is hardly practised (docs/log.md).
-DRILL, SUMS = "drill", "sums"
+# (task, difficulty, what may be masked, share of the samples). Easier problems come first. They help with the harder
+# ones, and are shorter, so that the same time holds more of them. What is hard is also practised by itself: where
+# everything may be masked, most masked tokens are wording or copies, and adding is hardly practised (docs/log.md).
+SUMS = "sums"  # drills: a story holds six sums in 150 tokens, a drill thirteen
+ALL, RESULTS, NAMED = "all", "results", "names"
+BEFORE_RESULTS = {"is", "are", "makes", "equals", "make", "give", "leaves", "remain", "then", "has"}
+VARIABLES = {*LOOP_NAMES, *(name for series in NAMES for name in series.split())}
 EASY: dict[str, dict[str, int]] = {
     "free-math": {"min_events": 3, "max_events": 4, "blocks": 2},
     "free-code": {"min_steps": 2, "max_steps": 3, "blocks": 2},
-    "free-sudoku": {"min_clues": 8, "max_clues": 10, "grids": 1},
 }
 FULL: dict[str, dict[str, int]] = {
     "free-math": {"min_events": 5, "max_events": 6},
     "free-code": {"min_steps": 4, "max_steps": 5},
-    "free-sudoku": {"min_clues": 5, "max_clues": 8},
 }
 LONG = {"blocks": 4}  # wordier answers, so that a fourth block is not always padding: harder problems need it
-Mixture = list[tuple[str, dict[str, int], float]]
+Mixture = list[tuple[str, dict[str, int], str, float]]
 OPENING: Mixture = [
-    ("free-math", EASY["free-math"], 0.45),
-    (DRILL, {}, 0.05),
-    (SUMS, {}, 0.15),
-    ("free-code", EASY["free-code"], 0.35),
+    ("free-math", EASY["free-math"], ALL, 0.30),
+    ("free-math", EASY["free-math"], RESULTS, 0.15),
+    (SUMS, {}, ALL, 0.05),
+    (SUMS, {}, RESULTS, 0.15),
+    ("free-code", EASY["free-code"], ALL, 0.27),
+    ("free-code", EASY["free-code"], NAMED, 0.08),
 ]
 MIXTURE: Mixture = [
-    ("free-math", FULL["free-math"], 0.15),
-    ("free-math", FULL["free-math"] | LONG, 0.02),
-    ("free-math", EASY["free-math"], 0.15),
-    (SUMS, {}, 0.10),
-    ("free-code", FULL["free-code"], 0.13),
-    ("free-code", FULL["free-code"] | LONG, 0.02),
-    ("free-code", EASY["free-code"], 0.13),
-    ("free-sudoku", FULL["free-sudoku"], 0.13),
-    ("free-sudoku", FULL["free-sudoku"] | {"grids": 1}, 0.07),
-    ("free-sudoku", EASY["free-sudoku"], 0.10),
+    ("free-math", FULL["free-math"], ALL, 0.18),
+    ("free-math", FULL["free-math"] | LONG, ALL, 0.02),
+    ("free-math", FULL["free-math"], RESULTS, 0.08),
+    ("free-math", EASY["free-math"], ALL, 0.15),
+    ("free-math", EASY["free-math"], RESULTS, 0.12),
+    (SUMS, {}, RESULTS, 0.07),
+    ("free-code", FULL["free-code"], ALL, 0.18),
+    ("free-code", FULL["free-code"] | LONG, ALL, 0.02),
+    ("free-code", FULL["free-code"], NAMED, 0.06),
+    ("free-code", EASY["free-code"], ALL, 0.12),
 ]
 LONGER = 0.1  # share of samples that get more end-of-text padding than their task's answer length
 
@@ -94,7 +96,7 @@ def build_tokenizer(directory: Path) -> None:
         ]
     )
     words: Counter[str] = Counter()
-    for name in dict.fromkeys(name for name, _, _ in MIXTURE):
+    for name in dict.fromkeys(name for name, *_ in MIXTURE):
         for prompt, answer in _texts(-1, name, FULL.get(name, {}), 1000, random.Random(0))[0]:
             words.update(piece for piece, _ in split.pre_tokenize_str(f"{prompt}\n{answer}"))
     words.update(space + str(number) for number in range(100) for space in ("Ġ", ""))
@@ -117,7 +119,7 @@ def shard(tokenizer: Tokenizer, number: int, samples: int, tokens_per_batch: int
     rows of a batch have nearly the same length, so that they can attend together.
     """
     rng = random.Random(f"pocket/{number}")
-    parts = [_rows(tokenizer, number, name, knobs, round(samples * share), rng) for name, knobs, share in mixture]
+    parts = [_rows(tokenizer, number, *kind, round(samples * share), rng) for *kind, share in mixture]
     total = sum(len(row.tokens) for rows in parts for row in rows)
     count = max(1, total // tokens_per_batch)
     chunks = []
@@ -130,7 +132,7 @@ def shard(tokenizer: Tokenizer, number: int, samples: int, tokens_per_batch: int
 
 
 def _rows(
-    tokenizer: Tokenizer, number: int, name: str, knobs: dict[str, int], count: int, rng: random.Random
+    tokenizer: Tokenizer, number: int, name: str, knobs: dict[str, int], focus: str, count: int, rng: random.Random
 ) -> list[Row]:
     """One part of the mixture; answers are padded with end-of-text."""
     eos, texts, usual = tokenizer.token_to_id(EOS), *_texts(number, name, knobs, max(1, count), rng)
@@ -140,29 +142,34 @@ def _rows(
     for prompt, answer in zip(prompts, answers, strict=True):
         length = rng.randrange(usual, 193, 32) if rng.random() < LONGER else usual
         padded = to_row(prompt.ids, answer.ids + [eos] * (length - len(answer.ids)))
-        rows.append(padded if name != SUMS else _results_only(padded, tokenizer))
+        rows.append(padded if focus == ALL else _only(focus, padded, tokenizer))
     return rows
 
 
-def _results_only(row: Row, tokenizer: Tokenizer) -> Row:
-    """Only what stands before a full stop in the answer may be masked."""
-    stop = tokenizer.token_to_id(".")
-    following = [*row.tokens[1:], None]
-    return row._replace(answer=[mine and after == stop for mine, after in zip(row.answer, following, strict=True)])
+def _only(focus: str, row: Row, tokenizer: Tokenizer) -> Row:
+    """Only the results of the answer may be masked, or only its names."""
+    words = [tokenizer.id_to_token(token).lstrip("Ġ") for token in row.tokens]
+    if focus == RESULTS:
+        wanted = [
+            word.isdigit() and before in BEFORE_RESULTS for before, word in zip(["", *words], words, strict=False)
+        ]
+    else:
+        wanted = [word in VARIABLES for word in words]
+    return row._replace(answer=[mine and each for mine, each in zip(row.answer, wanted, strict=True)])
 
 
 def _texts(
     number: int, name: str, knobs: dict[str, int], count: int, rng: random.Random
 ) -> tuple[list[tuple[str, str]], int]:
     """Prompts with their answers, and the length that answers are decoded with."""
-    if name in (DRILL, SUMS):
-        return [_drill(rng) for _ in range(count)], 96
+    if name == SUMS:
+        return [_sums(rng) for _ in range(count)], 96
     task = get_task(name, **knobs)
     problems = islice(task.problems("train", seed=number + 1), count)
     return [(problem.prompt, problem.answer) for problem in problems], task.decode["gen_length"]
 
 
-def _drill(rng: random.Random) -> tuple[str, str]:
+def _sums(rng: random.Random) -> tuple[str, str]:
     """A dozen separate sums, or a chain in which each continues from the last result, as in a story."""
     chain = rng.random() < 0.5
     value = rng.randint(1, 99)
@@ -173,7 +180,7 @@ def _drill(rng: random.Random) -> tuple[str, str]:
         if 1 <= after <= 99:
             said = f" {sign} {b}" if chain else f" {value} {sign} {b}"
             asked.append(said)
-            answered.append(say(rng, "{said} (is|are|makes|gives|equals) {after}.", said=said, after=after))
+            answered.append(say(rng, "{said} (is|are|makes|equals) {after}.", said=said, after=after))
         value = after if chain and 1 <= after <= 99 else value if chain else rng.randint(1, 99)
     return f"Work it out:{','.join(asked)}", "".join(answered)
 

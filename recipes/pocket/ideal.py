@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import random
 import re
-from itertools import permutations, product
+from itertools import product
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 
-from tacg.tasks import free_code, free_math, free_sudoku, get_task
+from tacg.tasks import free_code, free_math, get_task
 from tacg.tasks.wording import PIECES
 
 Edge = tuple[Any, Any, str, float]  # from, to, what is said, how likely; edges are listed in the order of their nodes
@@ -71,33 +71,9 @@ def _lines(text: str) -> str:
     return "".join(f"\n    {line}" for line in text.splitlines())
 
 
-def sudoku_edges(rng: Any, letters: str, solution: Any, puzzle: Any) -> list[Edge]:
-    """Every order of grids and rows is a way of its own; a node is the order and how many rows have been told."""
-    told = {}
-    for row, cells, clues in zip(letters, _rows(solution), _rows(puzzle), strict=True):
-        missing = sorted(cell for cell, clue in zip(cells, clues, strict=True) if not clue)
-        forms = free_sudoku.STATEMENT if 0 < len(missing) < 4 else free_sudoku.STATEMENT[:-1]
-        facts = {"row": row, "digits": " ".join(map(str, cells)), "missing": " and ".join(map(str, missing))}
-        told[row] = [(t.format(**facts), p) for form in forms for t, p in sentences(form, 1 / len(forms))]
-    grids = [letters[at : at + 4] for at in range(0, len(letters), 4)]
-    orders = ["".join(turned) for each in permutations(grids) for turned in product(*((g, g[::-1]) for g in each))]
-    edges: list[Edge] = []
-    for order in orders:
-        nodes = ["start", *(order[:done] + "/" + order for done in range(1, len(order))), "end"]
-        for place, row in enumerate(order):
-            space, share = (" ", 1.0) if place else ("", 1 / len(orders))
-            edges += [(nodes[place], nodes[place + 1], space + text, p * share) for text, p in told[row]]
-    return edges
-
-
-def _rows(grid: list[int]) -> list[list[int]]:
-    return [grid[place : place + 4] for place in range(0, len(grid), 4)]
-
-
 WRITERS = {
     "free-math": (free_math, "_reasoning", math_edges),
     "free-code": (free_code, "_written", code_edges),
-    "free-sudoku": (free_sudoku, "_told", sudoku_edges),
 }
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rich import progress as bars
 
-from tacg.cli.common import hint_at_tasks
+from tacg.cli.common import hint_at_tasks, load_tasks
 from tacg.cli.main import run
 from tacg.cli.shown import progress
 
@@ -45,13 +45,26 @@ def assert_remaining(task: Task) -> None:
 
 @pytest.mark.parametrize(
     ("model", "prompt", "said"),
-    [("pocket", "Hello", True), ("pocket", "Solve this sudoku", False), ("./LLaDA-8B", "Hello", False)],
+    [
+        ("pocket", "Hello", True),
+        ("pocket", "Solve this sudoku", False),
+        ("./LLaDA-8B", "Hello", False),
+        ("pocket-free", "Solve this sudoku", True),
+    ],
 )
 def test_people_learn_what_pocket_knows(
     model: str, prompt: str, said: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert hint_at_tasks(model, [prompt]) is said
-    assert ("pocket knows word problems" in capsys.readouterr().err) is said
+    assert (f"{model} knows word problems" in capsys.readouterr().err) is said
+
+
+def test_people_learn_which_pocket_was_trained_on_a_task(capsys: pytest.CaptureFixture[str]) -> None:
+    load_tasks(["free-math-hard"], model="pocket")
+    assert "add --model pocket-free" in capsys.readouterr().err
+    load_tasks(["free-math"], model="pocket-free")
+    load_tasks(["free-math", "pocket-math"], model="./LLaDA-8B")
+    assert not capsys.readouterr().err
 
 
 def test_problems_can_be_piped(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

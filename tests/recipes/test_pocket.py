@@ -112,19 +112,38 @@ def test_the_fast_network_is_the_package_s(whole: Path, monkeypatch: pytest.Monk
         assert torch.allclose(ours, theirs, atol=1e-4 * float(theirs.abs().max()) + 1e-7)
 
 
-def test_some_drills_mask_only_results(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Operands and wording are given, so that every masked token is a sum."""
+@pytest.mark.parametrize("name", ["sums", "free-math", "free-code"])
+def test_what_is_hard_is_practised_by_itself(name: str, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything else is given, so that every masked token is a result, or a name."""
     monkeypatch.syspath_prepend(RECIPE)
     data = importlib.import_module("data")
     tokenizer = Tokenizer.from_file(str(whole / "tokenizer.json"))
-    batch = data.shard(tokenizer, 40, 20, 10**6, [(data.SUMS, {}, 1.0)])[0]
-    masked = batch.answer.nonzero().squeeze(1)
+    focus = data.NAMED if name == "free-code" else data.RESULTS
+    batch = data.shard(tokenizer, 40, 20, 10**6, [(name, {}, focus, 1.0)])[0]
+    masked = batch.answer.nonzero().squeeze(1).tolist()
     assert len(batch.lengths) == 20
-    assert len(masked) > 200
-    for place in masked.tolist():
-        number, stop = (tokenizer.id_to_token(int(batch.tokens[at])) for at in (place, place + 1))
-        assert number.strip("Ġ").isdigit()
-        assert stop == "."
+    assert len(masked) > 20 * 6
+    words = [tokenizer.id_to_token(int(token)).strip("Ġ") for token in batch.tokens]
+    if name == "free-code":
+        assert {words[place] for place in masked} <= data.VARIABLES
+    else:
+        assert all(words[place].isdigit() for place in masked)
+        amounts = {"plus", "minus", "buys", "finds", "wins", "gives", "loses", "sells"}
+        assert not amounts & {words[place - 1] for place in masked}
+
+
+def test_words_start_alike(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without a space; a name like its number, and like the names of its series."""
+    monkeypatch.syspath_prepend(RECIPE)
+    train = importlib.import_module("train")
+    tokenizer = Tokenizer.from_file(str(whole / "tokenizer.json"))
+    table, head = (torch.randn(tokenizer.get_vocab_size(), 160) for _ in range(2))
+    train.teach_words(tokenizer, table, head)
+    word = {name: table[tokenizer.token_to_id(name)] for name in ("third", "Ġthird", "Ġ3", "Ġ4", "fifth", "five")}
+    near = {name: float(torch.cosine_similarity(word["third"], each, dim=0)) for name, each in word.items()}
+    assert near["Ġthird"] == pytest.approx(1)
+    assert near["Ġ3"] > near["Ġ4"]
+    assert near["fifth"] > near["five"]
 
 
 def test_a_verifier_is_trained_in_a_moment(tmp_path: Path) -> None:
@@ -170,8 +189,8 @@ def test_rows_and_card_say_what_it_can_do(
     assert {(row["n"], row["age"]) for row in rows} == {(2, 12)}
     assert {row["steps_per_block"] for row in rows if row["decoder"] == "schedule"} == {32}
     card = (tmp_path / "README.md").read_text("utf-8")
-    assert all(f"| {task} | 0.0 | " in card for task in ("free-code", "free-math", "free-sudoku"))
-    assert capsys.readouterr().out.count("| schedule |") == 3
+    assert all(f"| {task} | 0.0 | " in card for task in ("free-code", "free-math"))
+    assert capsys.readouterr().out.count("| schedule |") == 2
     assert measure.measure(tmp_path, 2, 0, brief=True) == rows
     assert "|" not in capsys.readouterr().out, "what is measured is not measured again"
 

@@ -99,13 +99,13 @@ def main(
 
     out = ready_directory(out or Path("runs/arena-quick" if quick else "runs/arena"))
     specs = [get_policy(each).label for each in policy or decoders()]
-    specs = list(dict.fromkeys([CAREFUL, *specs]))  # what all others are measured against
     names = tasks_asked(task, model, quick)
     tasks, settings = load_tasks(names, data, knob, model), parse_settings(specs, setting, cache)
     n = min(n, 4) if quick else n
     most = FEW if quick else EVERY
     points = (most[0] if values is None else values, most[1] if over is None else over)
-    planned = cells(tasks, specs, points)
+    measure = [] if CAREFUL in specs else cells(tasks, [CAREFUL], (1, 0))  # what all others are compared with
+    planned = [*measure, *cells(tasks, specs, points)]
     try:
         if jobs > 1 and not redraw:
             words = words_of(

@@ -277,12 +277,12 @@ def load_model(
 
 
 def hint_at_tasks(model: str, prompts: Sequence[str]) -> bool:
-    """If a prompt is unlike anything that pocket knows, say what it knows; returns whether it was said."""
-    from tacg.tasks.familiar import HINT, is_familiar
+    """If a prompt is unlike anything that a built-in model knows, say what it knows; returns whether it was said."""
+    from tacg.tasks.familiar import hint, is_familiar, knows
 
-    strange = model == "pocket" and not all(map(is_familiar, prompts))
+    strange = knows(model) is not None and not all(is_familiar(prompt, model) for prompt in prompts)
     if strange:
-        typer.secho(HINT, fg="yellow", err=True)
+        typer.secho(hint(model), fg="yellow", err=True)
     return strange
 
 

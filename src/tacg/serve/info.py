@@ -13,7 +13,7 @@ from tacg.policies.recommended import recommended
 from tacg.serve.parse_request import SERVERS_OWN
 from tacg.serve.problems import Example
 from tacg.tasks import task_names
-from tacg.tasks.familiar import KNOWS
+from tacg.tasks.familiar import knows
 from tacg.version import __version__
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def describe(llm: LLM, defaults: Defaults, limits: Limits) -> dict[str, Any]:
     return {
         "tacg": __version__,
         "model": llm.model.spec.name,
-        "knows": KNOWS if llm.model.spec.name in ("pocket", "pocket-free") else None,
+        "knows": knows(llm.model.spec.name),
         "max_length": llm.model.spec.max_length,
         "chat": llm.tokenizer.chat_template is not None,
         "defaults": {"policy": defaults.policy, "settings": dict(defaults.settings)},

@@ -126,8 +126,6 @@ _FREE = {
     "free-math-hard": "tacg.tasks.free_math:FreeMathHard",
     "free-code": "tacg.tasks.free_code:FreeCode",
     "free-code-hard": "tacg.tasks.free_code:FreeCodeHard",
-    "free-sudoku": "tacg.tasks.free_sudoku:FreeSudoku",
-    "free-sudoku-hard": "tacg.tasks.free_sudoku:FreeSudokuHard",
 }
 
 _STRUCTURED = {
