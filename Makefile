@@ -14,7 +14,7 @@ PROCESSES ?= 2
 N ?= 500
 OUT ?= $(RUN)/model
 AGES ?= $(RUN)/younger
-MEASURED ?= age-*
+MEASURED ?= $(notdir $(OUT))-age-*
 MEASURE ?=
 FLAGS ?=
 # Which tests of other engines to run: an expression for pytest -k.

@@ -2,7 +2,8 @@
 
     python recipes/pocket/export.py --run DIR --out MODEL --ages AGES
 
-MODEL gets the newest weights and the loss curve; AGES gets `age-1` (the youngest) to `age-5`, each a checkpoint too.
+MODEL gets the newest weights and the loss curve; AGES gets `MODEL-age-1` (the youngest) to `MODEL-age-5`, each a
+checkpoint too.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ def export(run: Path, out: Path) -> int:
     return size
 
 
-def export_ages(run: Path, out: Path) -> list[Path]:
+def export_ages(run: Path, out: Path, name: str) -> list[Path]:
     """Write the model at each saved stage of training, the earliest first."""
     made = []
     for number, path in enumerate(sorted((run / "ages").glob("*.safetensors")), 1):
         with safe_open(path, framework="pt") as file:
             step = file.metadata()["step"]
             weights = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a mapping)
-        made.append(out / f"age-{number}")
+        made.append(out / f"{name}-age-{number}")
         _write(run, made[-1], weights, step)
     return made
 
@@ -71,4 +72,4 @@ if __name__ == "__main__":
     asked = parser.parse_args()
     export(asked.run, asked.out)
     if asked.ages is not None:
-        export_ages(asked.run, asked.ages)
+        export_ages(asked.run, asked.ages, asked.out.name)

@@ -1,7 +1,7 @@
 """Measure pocket on held-out problems: one row per task and decoder, and the model card and a plot drawn from them.
 
     python recipes/pocket/measure.py --model MODEL --n 500
-    python recipes/pocket/measure.py --model AGES/age-1 AGES/age-2 --n 200 --brief
+    python recipes/pocket/measure.py --model AGES/model-age-1 AGES/model-age-2 --n 200 --brief
 
 Rows go to `quality.jsonl` next to the weights, each as soon as it is done. If it is run again, only missing rows are
 measured; rows of other weights are dropped.
@@ -69,14 +69,14 @@ def plan(brief: bool) -> list[tuple[str, str, dict[str, Any]]]:
     ]
 
 
-def measure(model: Path, n: int, seed: int, brief: bool) -> list[Row]:
+def measure(model: Path, n: int, seed: int, brief: bool, dtype: str = "float32") -> list[Row]:
     """All rows of these weights, those already in the file included."""
     path = model / "quality.jsonl"
     weights = hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()[:12]
     known = [row for row in read_rows(path) if row["weights"] == weights] if path.exists() else []
     path.unlink(missing_ok=True)
     write_rows(path, known)
-    llm = tacg.load(model)
+    llm = tacg.load(model, dtype=dtype)
     done = {(row["task"], row["decoder"], row["n"], row["seed"]): row for row in known}
     asked = plan(brief)
     with Progress(transient=True) as bar:
@@ -170,9 +170,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--brief", action="store_true", help="two decoders, and no harder tasks")
     parser.add_argument("--picture", type=Path, help="draw the loss curve and the threshold sweep here")
+    parser.add_argument("--dtype", default="float32", help="bfloat16 is faster where the CPU has instructions for it")
     asked = parser.parse_args()
     for model in asked.model:
-        rows = measure(model, asked.n, asked.seed, asked.brief)
+        rows = measure(model, asked.n, asked.seed, asked.brief, asked.dtype)
         write_card(model, rows)
         if asked.picture:
             draw(model, rows, asked.picture)

@@ -1,4 +1,4 @@
-"""The built-in model: it is small, it is in the package, and it can do what its measured rows say."""
+"""The built-in models: they are small, they are in the package, and they can do what their measured rows say."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tacg.models.loading import locate
 from tacg.records.flat import read_rows
 from tacg.tasks import get_task, task_names
 
-HOME = locate("pocket")
+HOME, FREE = locate("pocket"), locate("pocket-free")
 ROOT = Path(__file__).parents[2]
 
 
@@ -31,10 +31,10 @@ def test_the_package_carries_it(tmp_path: Path) -> None:
     subprocess.run(words, cwd=ROOT, check=True, capture_output=True, timeout=120)
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    files = [file for file in HOME.rglob("*") if file.is_file()]
-    assert HOME / "verifier" / "model.safetensors" in files
+    files = [file for home in (HOME, FREE) for file in home.rglob("*") if file.is_file()]
+    assert {HOME / "verifier" / "model.safetensors", FREE / "model.safetensors"} < {*files}
     for file in files:
-        assert f"tacg/models/pocket/{file.relative_to(HOME).as_posix()}" in names
+        assert f"tacg/models/{file.relative_to(HOME.parent).as_posix()}" in names
     assert sum(file.stat().st_size for file in files) < 12e6
 
 
@@ -59,6 +59,28 @@ def test_its_record_is_of_these_weights_and_meets_the_bar() -> None:
     assert sum(cost >= 0.05 for cost in costs) >= 2, "decoders cannot be told apart"
     card = (HOME / "README.md").read_text("utf-8")
     assert all(f"| {task} | {decoder} | {100 * row['accuracy']:.1f} [" in card for (task, decoder), row in rows.items())
+
+
+def test_pocket_free_is_in_the_range_of_real_models() -> None:
+    """One token per step is right in 65 to 85 % of cases; confidence 0.9 takes 8 steps per block or more."""
+    weights = hashlib.sha256((FREE / "model.safetensors").read_bytes()).hexdigest()
+    rows = {(row["task"], row["decoder"]): row for row in read_rows(FREE / "quality.jsonl")}
+    assert all(weights.startswith(row["weights"]) and row["n"] >= 200 for row in rows.values())
+    card = (FREE / "README.md").read_text("utf-8")
+    for task in task_names("pocket-free"):
+        slow, usual = (rows[task, decoder] for decoder in ("schedule", "confidence 0.9"))
+        assert 0.65 <= slow["accuracy"] <= 0.85
+        assert usual["steps_per_block"] >= 8
+        assert 2 <= usual["tpf"] <= 5
+        assert f"| {task} | {100 * slow['accuracy']:.1f} | {usual['steps_per_block']:.1f} |" in card
+
+
+def test_pocket_free_does_what_its_record_says() -> None:
+    llm = tacg.load("pocket-free")
+    for task in task_names("pocket-free"):
+        row = next(row for row in read_rows(FREE / "quality.jsonl") if (row["task"], row["decoder"]) == (task, "tacg"))
+        run = evaluate(llm, get_task(task), "tacg", n=16, seed=7)
+        assert run.row["accuracy"] > row["accuracy"] - 0.3, [item.text for item in run.items if not item.correct][:3]
 
 
 @pytest.mark.parametrize("task", task_names())

@@ -100,8 +100,9 @@ def _rule(cells: Sequence[ResultRow], names: Sequence[str], method: str, base: s
 
 
 def _folds(cells: Sequence[ResultRow]) -> dict[str, list[Any]]:
-    """What is held out together: every other cell, or all cells of a model."""
-    folds = {"halves": [place % 2 for place in range(len(cells))], "models": [cell["model"] for cell in cells]}
+    """What is held out together: every other cell, or all cells of a model, its ages included."""
+    models = [cell["model"].partition("-age-")[0] for cell in cells]
+    folds = {"halves": [place % 2 for place in range(len(cells))], "models": models}
     return {name: each for name, each in folds.items() if len({*each}) > 1}
 
 
