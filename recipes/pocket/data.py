@@ -42,7 +42,7 @@ EASY: dict[str, dict[str, int]] = {
 }
 FULL: dict[str, dict[str, int]] = {
     "free-math": {"min_events": 5, "max_events": 6},
-    "free-code": {"min_steps": 4, "max_steps": 5},
+    "free-code": {"min_steps": 4, "max_steps": 5, "blocks": 3},
 }
 LONG = {"blocks": 4}  # wordier answers, so that a fourth block is not always padding: harder problems need it
 Mixture = list[tuple[str, dict[str, int], str, float]]

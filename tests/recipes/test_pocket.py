@@ -165,10 +165,14 @@ def test_the_export_is_a_checkpoint_like_any_other(whole: Path, tmp_path: Path) 
     words = [sys.executable, str(RECIPE / "export.py"), "--run", str(whole), "--out", str(out), "--ages", str(ages)]
     subprocess.run(words, check=True, timeout=120, capture_output=True)
     assert sorted(path.name for path in ages.iterdir()) == [f"model-age-{number}" for number in range(1, 6)]
-    young, old, newest = (load_file(path / "model.safetensors") for path in (ages / "model-age-1", ages / "model-age-5", out))
+    young, old, newest = (
+        load_file(path / "model.safetensors") for path in (ages / "model-age-1", ages / "model-age-5", out)
+    )
     assert all(torch.equal(old[name], tensor) for name, tensor in newest.items())
     assert not any(torch.equal(young[name], old[name]) for name in old if name.endswith("proj.weight"))
-    assert len(tacg.load(ages / "model-age-1").generate("Mia has 23 apples.", gen_length=8, early_stop=False).tokens) == 8
+    assert (
+        len(tacg.load(ages / "model-age-1").generate("Mia has 23 apples.", gen_length=8, early_stop=False).tokens) == 8
+    )
     llm = tacg.load(out)
     text = "Mia has 23 apples. She buys 8 more.\nfor n in data: # żółw\n    5 . 4"
     assert llm.tokenizer.decode(llm.tokenizer.encode(text)) == text

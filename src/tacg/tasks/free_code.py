@@ -67,10 +67,10 @@ COMMENTED = 0.2  # share of steps whose description is repeated as a comment
 class FreeCode(Task):
     """A chain of list steps in a free style. Difficulty: how many steps, and how large their numbers."""
 
-    min_steps: int = knob(4, "fewest steps before the return", low=1, high=7)
-    max_steps: int = knob(5, "most steps before the return", low=1, high=7)
+    min_steps: int = knob(2, "fewest steps before the return", low=1, high=7)
+    max_steps: int = knob(3, "most steps before the return", low=1, high=7)
     largest: int = knob(9, "largest number in a step", low=3, high=99)
-    blocks: int = knob(3, "blocks of 32 tokens that an answer may fill", low=2, high=6)
+    blocks: int = knob(2, "blocks of 32 tokens that an answer may fill", low=2, high=6)
 
     name: ClassVar[str] = "free-code"
 
