@@ -62,7 +62,7 @@ def test_its_record_is_of_these_weights_and_meets_the_bar() -> None:
 
 
 def test_pocket_free_is_in_the_range_of_real_models() -> None:
-    """One token per step is right in 65 to 85 % of cases, within its interval; confidence 0.9 takes 8 steps per block."""
+    """One token per step is right in 65 to 85 %, within its interval; confidence 0.9 takes 8 steps per block."""
     weights = hashlib.sha256((FREE / "model.safetensors").read_bytes()).hexdigest()
     rows = {(row["task"], row["decoder"]): row for row in read_rows(FREE / "quality.jsonl")}
     assert all(weights.startswith(row["weights"]) and row["n"] >= 200 for row in rows.values())
