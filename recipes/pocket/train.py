@@ -300,7 +300,7 @@ def teach_words(tokenizer: Tokenizer, table: Tensor, head: Tensor) -> None:
     """What is alike starts alike. Large models learn this from much text; here it would take most of the training.
 
     A word starts the same with and without a space before it. Half of a number is its position on circles of several
-    sizes, so that sums are rotations. A list's name is half the number of its step, and a quarter its series.
+    sizes, so that sums are rotations. A list's name is partly the number of its step, and partly its series.
     """
     ids = tokenizer.get_vocab()
     for word, token in ids.items():
